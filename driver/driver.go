@@ -1,0 +1,239 @@
+// Package driver defines what runs sandboxes.
+//
+// A driver boots a sandbox from a resolved [Spec], lists and deletes it, and dials ports inside it. Everything
+// that happens in a sandbox (commands, terminals, files, previews) is bytes on such a connection, so a driver
+// needs to know nothing of them. What a driver can do beyond that is an optional interface beside [Driver], found
+// by [As]; package drivertest holds a test for each sentence of the contract.
+package driver
+
+import (
+	"context"
+	"net"
+	"os"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+)
+
+// Driver runs sandboxes by one mechanism. Sandboxes are named by id, never held as handles: a driver opened anew
+// on the same state finds those that an earlier process created. All methods may be called at the same time.
+//
+// Errors match the sentinels of package warren.
+type Driver interface {
+	// Create boots a sandbox. When it returns nil the sandbox exists and its guest is booting or has booted; when it
+	// returns an error nothing of the sandbox is left. Creating an id that exists returns [warren.ErrExists] and
+	// changes nothing. A spec that the driver cannot honour in full is refused with [warren.ErrInvalid] or
+	// [errors.ErrUnsupported] before anything is made. When ctx ends, Create stops soon and leaves nothing.
+	Create(ctx context.Context, spec *Spec) error
+
+	// Delete ends every process of the sandbox and removes all that the driver made for it, also of a create that
+	// was cut short, whoever started it. What the spec mounted stays. Deleting what does not exist returns nil.
+	// Delete may be repeated until it returns nil.
+	Delete(ctx context.Context, id warren.SandboxID) error
+
+	// List returns every sandbox of this driver's state, dead ones included, in any order.
+	List(ctx context.Context) ([]Status, error)
+
+	// Dial connects to a TCP port inside the sandbox, on its loopback. For [warren.GuestPort] it waits until the guest
+	// accepts or ctx ends; for another port on which nothing listens it returns [warren.ErrUnavailable] at once. A
+	// sandbox that does not exist gives [warren.ErrNotFound], one that has died [warren.ErrState]. The
+	// connection carries bytes both ways, knows half-close (CloseWrite), and ends when either side or the sandbox does.
+	Dial(ctx context.Context, id warren.SandboxID, port uint16) (net.Conn, error)
+
+	// Close releases what this process holds. Sandboxes keep running.
+	Close() error
+}
+
+// Spec is a resolved sandbox: every default is filled in and every path exists. The user's wish is another type.
+type Spec struct {
+	ID       warren.SandboxID
+	Hostname string
+	Root     Root
+	// Mounts of host directories, in order; Target is absolute and clean.
+	Mounts []Mount
+	Limits Limits
+	// Env of the guest itself. Processes get theirs from the guest's API.
+	Env []string
+	// Options of this driver, such as "runtime"; an unknown key is refused.
+	Options map[string]string
+	// Labels for people who look at the driver's own tools.
+	Labels map[string]string
+}
+
+// Root is a read-only root file system. The sandbox writes to an overlay of its own, of at most Limits.Disk bytes.
+type Root struct {
+	// Digest names the content, such as "sha256:…" or "host:…"; equal digests have equal layers.
+	Digest string
+	// Layers are directories, lowest first, with overlayfs's own marks for removed names.
+	Layers []Layer
+	// Binds are host directories and files put over the layers, read-only, in order.
+	Binds []Bind
+}
+
+// Layer is a directory of a [Root].
+type Layer struct {
+	Dir string
+	// IDBase is the host uid and gid that stands for 0 on disk; ids from IDBase to IDBase+65535 are the sandbox's.
+	IDBase uint32
+}
+
+// Bind is a host file or directory that shows in a [Root] as it is on the host.
+type Bind struct {
+	// Source is absolute. A file bound over a name hides what was there.
+	Source string
+	Target string
+	IDBase uint32
+	// Hide covers Target with an empty file or directory; Source is not used.
+	Hide bool
+}
+
+// Mount is a host directory that shows in a sandbox.
+type Mount struct {
+	// Dir is the directory itself, opened with O_PATH or for reading, so that no later rename or symbolic link changes what
+	// is mounted. The caller closes it after Create returns. Source is its path, for drivers that cannot take a
+	// descriptor and for messages.
+	Dir    *os.File
+	Source string
+	Target string
+	// Writable mounts take writes that are on the host when they return. Others refuse them.
+	Writable bool
+	// Owner says how ids on disk relate to ids in the sandbox.
+	Owner Owner
+}
+
+// Owner relates ids on disk to ids in a sandbox.
+type Owner struct {
+	// IDBase is the host id that stands for 0; 65536 ids from there on are mapped one to one.
+	IDBase uint32
+	// User, when set, instead maps the single host ids UID and GID to the sandbox's user, and everything else to nobody.
+	User     bool
+	UID, GID uint32
+}
+
+// SandboxUID is the uid and gid of the user that works in a sandbox.
+const SandboxUID = 1000
+
+// DiskIDBase is the host id that stands for a sandbox's 0 in workspaces and unpacked images: no file that a
+// sandbox made belongs to a user of the host, so a set-uid file is harmless outside.
+const DiskIDBase = 0x60000000
+
+// IDCount is how many ids a sandbox has.
+const IDCount = 65536
+
+// Limits of a sandbox; none is zero.
+type Limits struct {
+	// CPUMillis is thousandths of a processor.
+	CPUMillis uint32
+	// Memory, in bytes, that the processes in the sandbox may use together. The driver adds what its own kernel or
+	// monitor needs.
+	Memory int64
+	// Disk, in bytes, that may be written to the root overlay.
+	Disk int64
+	// PIDs is how many processes and threads the sandbox may have.
+	PIDs uint32
+}
+
+// State of a sandbox as its driver sees it.
+type State string
+
+const (
+	// Creating means that a Create has begun and neither returned nor been undone.
+	Creating State = "creating"
+	// Running means that the guest's processes run.
+	Running State = "running"
+	// Dead means that they have ended, for the reason in Exit; Delete removes the rest.
+	Dead State = "dead"
+)
+
+// Status is one line of List.
+type Status struct {
+	ID    warren.SandboxID
+	State State
+	// Exit is set when State is Dead.
+	Exit *Exit
+}
+
+// Exit says how a sandbox ended.
+type Exit struct {
+	// Reason is "oom" when the host's kernel ended it for memory, "killed" when a signal did, "exited" when the guest
+	// ended by itself, and "lost" when nobody saw.
+	Reason string
+	// Message adds what is known, for people; it holds no host path.
+	Message string
+	Time    time.Time
+}
+
+// Info describes a driver.
+type Info struct {
+	// Name as users write it, such as "gvisor".
+	Name string
+	// Isolation in a few words, such as "kernel in user space (gVisor)".
+	Isolation string
+	// Boundary is the class by which escape tests judge: "kernel" (a kernel of its own), "namespace" (the host's
+	// kernel with namespaces and seccomp) or "none".
+	Boundary string
+}
+
+// Describer says what a driver is. Every driver of this module has it.
+type Describer interface {
+	Info() Info
+}
+
+// Watcher reports deaths as they happen.
+type Watcher interface {
+	// Watch sends a status for each sandbox that dies from now on until ctx ends, then closes the channel. A slow
+	// reader loses none.
+	Watch(ctx context.Context) (<-chan Status, error)
+}
+
+// Stats is what a sandbox uses.
+type Stats struct {
+	CPUTime time.Duration
+	// Memory in bytes, kernel or monitor of the sandbox included.
+	Memory int64
+	// Disk is bytes written to the root overlay.
+	Disk int64
+	PIDs uint32
+}
+
+// Statser measures a sandbox.
+type Statser interface {
+	Stats(ctx context.Context, id warren.SandboxID) (Stats, error)
+}
+
+// Checker looks at the host.
+type Checker interface {
+	// Check returns what a user would have to know or mend; a driver that cannot run here has a check that failed.
+	Check(ctx context.Context) []Check
+}
+
+// Check is one finding about the host.
+type Check struct {
+	Name string
+	// Status is "ok", "warn" or "fail".
+	Status  string
+	Message string
+	// Hint says how to mend it.
+	Hint string
+}
+
+// Unwrapper is a driver around another, such as one that counts calls.
+type Unwrapper interface {
+	Unwrap() Driver
+}
+
+// As returns the first of d and the drivers that it wraps which implements T, so that a wrapper hides no capability.
+func As[T any](d Driver) (T, bool) {
+	for d != nil {
+		if t, ok := d.(T); ok {
+			return t, true
+		}
+		u, ok := d.(Unwrapper)
+		if !ok {
+			break
+		}
+		d = u.Unwrap()
+	}
+	var zero T
+	return zero, false
+}
