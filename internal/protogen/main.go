@@ -1,4 +1,4 @@
-// Command protogen compiles the contract below proto/ to Go, with the compiler and the generators that go.mod
+// Command protogen compiles the contract below proto/ to Go and to docs/API.md, with the compiler and the generators that go.mod
 // pins, so that no protoc has to be installed.
 //
 // Run it from the root of the repository: go run ./internal/protogen
@@ -66,6 +66,13 @@ func run() error {
 	}
 	for _, f := range compiled {
 		add(f)
+	}
+	descriptors := make([]protoreflect.FileDescriptor, len(compiled))
+	for i, f := range compiled {
+		descriptors[i] = f
+	}
+	if err := writeReference(filepath.Join("docs", "API.md"), descriptors); err != nil {
+		return err
 	}
 	for _, plugin := range []string{"protoc-gen-go", "protoc-gen-connect-go"} {
 		param := "module=github.com/warren-sandbox/warren"

@@ -60,14 +60,23 @@ const (
 
 // FilesystemClient is a client for the filesystem.Filesystem service.
 type FilesystemClient interface {
+	// Stat describes one file.
 	Stat(context.Context, *connect.Request[filesystem.StatRequest]) (*connect.Response[filesystem.StatResponse], error)
+	// MakeDir makes a directory and its parents.
 	MakeDir(context.Context, *connect.Request[filesystem.MakeDirRequest]) (*connect.Response[filesystem.MakeDirResponse], error)
+	// Move renames a file or directory; parents of the destination are made.
 	Move(context.Context, *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error)
+	// ListDir lists a directory, depth first and in lexical order.
 	ListDir(context.Context, *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error)
+	// Remove removes a file, or a directory with all below it; a missing one is fine.
 	Remove(context.Context, *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error)
+	// WatchDir follows changes in a directory.
 	WatchDir(context.Context, *connect.Request[filesystem.WatchDirRequest]) (*connect.ServerStreamForClient[filesystem.WatchDirResponse], error)
+	// CreateWatcher begins to collect changes for GetWatcherEvents.
 	CreateWatcher(context.Context, *connect.Request[filesystem.CreateWatcherRequest]) (*connect.Response[filesystem.CreateWatcherResponse], error)
+	// GetWatcherEvents returns and forgets the changes collected so far.
 	GetWatcherEvents(context.Context, *connect.Request[filesystem.GetWatcherEventsRequest]) (*connect.Response[filesystem.GetWatcherEventsResponse], error)
+	// RemoveWatcher ends a watcher.
 	RemoveWatcher(context.Context, *connect.Request[filesystem.RemoveWatcherRequest]) (*connect.Response[filesystem.RemoveWatcherResponse], error)
 }
 
@@ -199,14 +208,23 @@ func (c *filesystemClient) RemoveWatcher(ctx context.Context, req *connect.Reque
 
 // FilesystemHandler is an implementation of the filesystem.Filesystem service.
 type FilesystemHandler interface {
+	// Stat describes one file.
 	Stat(context.Context, *connect.Request[filesystem.StatRequest]) (*connect.Response[filesystem.StatResponse], error)
+	// MakeDir makes a directory and its parents.
 	MakeDir(context.Context, *connect.Request[filesystem.MakeDirRequest]) (*connect.Response[filesystem.MakeDirResponse], error)
+	// Move renames a file or directory; parents of the destination are made.
 	Move(context.Context, *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error)
+	// ListDir lists a directory, depth first and in lexical order.
 	ListDir(context.Context, *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error)
+	// Remove removes a file, or a directory with all below it; a missing one is fine.
 	Remove(context.Context, *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error)
+	// WatchDir follows changes in a directory.
 	WatchDir(context.Context, *connect.Request[filesystem.WatchDirRequest], *connect.ServerStream[filesystem.WatchDirResponse]) error
+	// CreateWatcher begins to collect changes for GetWatcherEvents.
 	CreateWatcher(context.Context, *connect.Request[filesystem.CreateWatcherRequest]) (*connect.Response[filesystem.CreateWatcherResponse], error)
+	// GetWatcherEvents returns and forgets the changes collected so far.
 	GetWatcherEvents(context.Context, *connect.Request[filesystem.GetWatcherEventsRequest]) (*connect.Response[filesystem.GetWatcherEventsResponse], error)
+	// RemoveWatcher ends a watcher.
 	RemoveWatcher(context.Context, *connect.Request[filesystem.RemoveWatcherRequest]) (*connect.Response[filesystem.RemoveWatcherResponse], error)
 }
 

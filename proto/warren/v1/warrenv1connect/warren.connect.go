@@ -135,7 +135,9 @@ type SandboxServiceClient interface {
 	// CreateSandbox makes a sandbox ready for its first command. The stream tells progress; its last message
 	// holds the sandbox. A repeated idempotency key returns the sandbox of the first call.
 	CreateSandbox(context.Context, *connect.Request[v1.CreateSandboxRequest]) (*connect.ServerStreamForClient[v1.CreateSandboxResponse], error)
+	// GetSandbox returns one sandbox.
 	GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.GetSandboxResponse], error)
+	// ListSandboxes returns the caller's sandboxes, newest first, a page at a time.
 	ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error)
 	// UpdateSandbox changes name, labels and timeouts.
 	UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.UpdateSandboxResponse], error)
@@ -270,7 +272,9 @@ type SandboxServiceHandler interface {
 	// CreateSandbox makes a sandbox ready for its first command. The stream tells progress; its last message
 	// holds the sandbox. A repeated idempotency key returns the sandbox of the first call.
 	CreateSandbox(context.Context, *connect.Request[v1.CreateSandboxRequest], *connect.ServerStream[v1.CreateSandboxResponse]) error
+	// GetSandbox returns one sandbox.
 	GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.GetSandboxResponse], error)
+	// ListSandboxes returns the caller's sandboxes, newest first, a page at a time.
 	ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error)
 	// UpdateSandbox changes name, labels and timeouts.
 	UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.UpdateSandboxResponse], error)
@@ -402,9 +406,13 @@ func (UnimplementedSandboxServiceHandler) WatchEvents(context.Context, *connect.
 
 // WorkspaceServiceClient is a client for the warren.v1.WorkspaceService service.
 type WorkspaceServiceClient interface {
+	// CreateWorkspace cuts a workspace that no sandbox has yet.
 	CreateWorkspace(context.Context, *connect.Request[v1.CreateWorkspaceRequest]) (*connect.ServerStreamForClient[v1.CreateWorkspaceResponse], error)
+	// GetWorkspace returns one workspace.
 	GetWorkspace(context.Context, *connect.Request[v1.GetWorkspaceRequest]) (*connect.Response[v1.GetWorkspaceResponse], error)
+	// ListWorkspaces returns the caller's workspaces, newest first, a page at a time.
 	ListWorkspaces(context.Context, *connect.Request[v1.ListWorkspacesRequest]) (*connect.Response[v1.ListWorkspacesResponse], error)
+	// DeleteWorkspace removes a workspace that no sandbox has mounted.
 	DeleteWorkspace(context.Context, *connect.Request[v1.DeleteWorkspaceRequest]) (*connect.Response[v1.DeleteWorkspaceResponse], error)
 	// CopyWorkspace makes an independent copy.
 	CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error)
@@ -546,9 +554,13 @@ func (c *workspaceServiceClient) FormatPatch(ctx context.Context, req *connect.R
 
 // WorkspaceServiceHandler is an implementation of the warren.v1.WorkspaceService service.
 type WorkspaceServiceHandler interface {
+	// CreateWorkspace cuts a workspace that no sandbox has yet.
 	CreateWorkspace(context.Context, *connect.Request[v1.CreateWorkspaceRequest], *connect.ServerStream[v1.CreateWorkspaceResponse]) error
+	// GetWorkspace returns one workspace.
 	GetWorkspace(context.Context, *connect.Request[v1.GetWorkspaceRequest]) (*connect.Response[v1.GetWorkspaceResponse], error)
+	// ListWorkspaces returns the caller's workspaces, newest first, a page at a time.
 	ListWorkspaces(context.Context, *connect.Request[v1.ListWorkspacesRequest]) (*connect.Response[v1.ListWorkspacesResponse], error)
+	// DeleteWorkspace removes a workspace that no sandbox has mounted.
 	DeleteWorkspace(context.Context, *connect.Request[v1.DeleteWorkspaceRequest]) (*connect.Response[v1.DeleteWorkspaceResponse], error)
 	// CopyWorkspace makes an independent copy.
 	CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error)
@@ -692,6 +704,7 @@ func (UnimplementedWorkspaceServiceHandler) FormatPatch(context.Context, *connec
 type RepoServiceClient interface {
 	// FetchRepo clones a repository into the cache, or brings it up to date.
 	FetchRepo(context.Context, *connect.Request[v1.FetchRepoRequest]) (*connect.ServerStreamForClient[v1.FetchRepoResponse], error)
+	// ListRepos returns the repositories in the cache.
 	ListRepos(context.Context, *connect.Request[v1.ListReposRequest]) (*connect.Response[v1.ListReposResponse], error)
 	// DeleteRepo removes a repository that no workspace borrows from.
 	DeleteRepo(context.Context, *connect.Request[v1.DeleteRepoRequest]) (*connect.Response[v1.DeleteRepoResponse], error)
@@ -755,6 +768,7 @@ func (c *repoServiceClient) DeleteRepo(ctx context.Context, req *connect.Request
 type RepoServiceHandler interface {
 	// FetchRepo clones a repository into the cache, or brings it up to date.
 	FetchRepo(context.Context, *connect.Request[v1.FetchRepoRequest], *connect.ServerStream[v1.FetchRepoResponse]) error
+	// ListRepos returns the repositories in the cache.
 	ListRepos(context.Context, *connect.Request[v1.ListReposRequest]) (*connect.Response[v1.ListReposResponse], error)
 	// DeleteRepo removes a repository that no workspace borrows from.
 	DeleteRepo(context.Context, *connect.Request[v1.DeleteRepoRequest]) (*connect.Response[v1.DeleteRepoResponse], error)
@@ -822,7 +836,9 @@ type ImageServiceClient interface {
 	ImportImage(context.Context) *connect.ClientStreamForClient[v1.ImportImageRequest, v1.ImportImageResponse]
 	// BootstrapImage builds a Debian root file system from packages.
 	BootstrapImage(context.Context, *connect.Request[v1.BootstrapImageRequest]) (*connect.ServerStreamForClient[v1.BootstrapImageResponse], error)
+	// ListImages returns the local images.
 	ListImages(context.Context, *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error)
+	// GetImage returns one image.
 	GetImage(context.Context, *connect.Request[v1.GetImageRequest]) (*connect.Response[v1.GetImageResponse], error)
 	// DeleteImage removes an image that no sandbox uses.
 	DeleteImage(context.Context, *connect.Request[v1.DeleteImageRequest]) (*connect.Response[v1.DeleteImageResponse], error)
@@ -926,7 +942,9 @@ type ImageServiceHandler interface {
 	ImportImage(context.Context, *connect.ClientStream[v1.ImportImageRequest]) (*connect.Response[v1.ImportImageResponse], error)
 	// BootstrapImage builds a Debian root file system from packages.
 	BootstrapImage(context.Context, *connect.Request[v1.BootstrapImageRequest], *connect.ServerStream[v1.BootstrapImageResponse]) error
+	// ListImages returns the local images.
 	ListImages(context.Context, *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error)
+	// GetImage returns one image.
 	GetImage(context.Context, *connect.Request[v1.GetImageRequest]) (*connect.Response[v1.GetImageResponse], error)
 	// DeleteImage removes an image that no sandbox uses.
 	DeleteImage(context.Context, *connect.Request[v1.DeleteImageRequest]) (*connect.Response[v1.DeleteImageResponse], error)
@@ -1024,12 +1042,15 @@ func (UnimplementedImageServiceHandler) DeleteImage(context.Context, *connect.Re
 
 // SystemServiceClient is a client for the warren.v1.SystemService service.
 type SystemServiceClient interface {
+	// GetVersion tells what runs.
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// Doctor checks the host and says how to mend what is wrong.
 	Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error)
 	// CreateToken issues a bearer token; its value is shown once and kept only as a hash.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
+	// ListTokens returns the tokens without their values.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
+	// DeleteToken revokes a token at once.
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 }
 
@@ -1113,12 +1134,15 @@ func (c *systemServiceClient) DeleteToken(ctx context.Context, req *connect.Requ
 
 // SystemServiceHandler is an implementation of the warren.v1.SystemService service.
 type SystemServiceHandler interface {
+	// GetVersion tells what runs.
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// Doctor checks the host and says how to mend what is wrong.
 	Doctor(context.Context, *connect.Request[v1.DoctorRequest]) (*connect.Response[v1.DoctorResponse], error)
 	// CreateToken issues a bearer token; its value is shown once and kept only as a hash.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
+	// ListTokens returns the tokens without their values.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
+	// DeleteToken revokes a token at once.
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 }
 
