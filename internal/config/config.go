@@ -1,0 +1,382 @@
+// Package config holds the settings of Warren's daemon and where they come from: flags, then WARREN_* variables, then
+// warren.yaml, then the defaults, which stand here and nowhere else.
+//
+// Each setting has one key, such as defaults.memory. In the file it is nested as the dots say; its variable is the key in capitals
+// with WARREN_ before it and underscores for dots: WARREN_DEFAULTS_MEMORY.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/warren-sandbox/warren"
+)
+
+// Config is what a daemon runs with.
+type Config struct {
+	// DataDir holds everything durable. It is not a setting of the file, which lies in it.
+	DataDir string
+	// Listen is a TCP address besides the unix socket; empty means none.
+	Listen string
+	// TLSCert and TLSKey are files in PEM form; with them the TCP address speaks TLS.
+	TLSCert, TLSKey string
+	// Hosts are the names that a request may call the server by, besides loopback names and the address it listens on.
+	Hosts []string
+	// Origins are the web origins whose pages may call the server.
+	Origins []string
+	// AllowMounts are host directories that every user may mount from; the daemon's own user may mount any.
+	AllowMounts []string
+	// Driver and Image are for sandboxes that name none.
+	Driver, Image string
+	// Defaults are the limits of a sandbox that names none.
+	Defaults Limits
+	// Budgets limit what one user may hold at a time; 0 means no limit.
+	Budgets Budgets
+	// IdleTimeout is for sandboxes that name none; 0 means none.
+	IdleTimeout time.Duration
+	// LogLevel is debug, info, warn or error.
+	LogLevel string
+	// LogFormat is text or json; empty means text on a terminal and json elsewhere.
+	LogFormat string
+}
+
+// Limits of one sandbox.
+type Limits struct {
+	CPU    CPUs
+	Memory Size
+	Disk   Size
+	PIDs   uint32
+}
+
+// Budgets of one user.
+type Budgets struct {
+	Sandboxes uint32
+	CPU       CPUs
+	Memory    Size
+	Disk      Size
+}
+
+// Default returns the settings of a host with this many processors and bytes of memory that is told nothing else.
+//
+// A sandbox gets two processors and 2 GiB, or less where the host has less, so that one sandbox never takes all of a small machine.
+func Default(processors int, memory int64) Config {
+	limit := 2 * GiB
+	if half := Size(memory / 2); memory > 0 && half < limit {
+		limit = max(half/MiB*MiB, 64*MiB)
+	}
+	return Config{
+		Driver: "gvisor",
+		Image:  "host",
+		Defaults: Limits{
+			CPU:    CPUs(1000 * min(2, max(1, processors))),
+			Memory: limit,
+			Disk:   10 * GiB,
+			PIDs:   1024,
+		},
+		LogLevel: "info",
+	}
+}
+
+// setting is one key and how its value is read. A list is written as a YAML list or, in a variable, with commas.
+type setting struct {
+	key  string
+	help string
+	set  func(c *Config, values []string) error
+	list bool
+}
+
+func one(key, help string, set func(c *Config, v string) error) setting {
+	return setting{key: key, help: help, set: func(c *Config, vs []string) error { return set(c, vs[0]) }}
+}
+
+func text(key, help string, field func(*Config) *string) setting {
+	return one(key, help, func(c *Config, v string) error { *field(c) = v; return nil })
+}
+
+func list(key, help string, field func(*Config) *[]string) setting {
+	return setting{key: key, help: help, list: true, set: func(c *Config, vs []string) error { *field(c) = vs; return nil }}
+}
+
+func count(key, help string, field func(*Config) *uint32) setting {
+	return one(key, help, func(c *Config, v string) error {
+		n, err := strconv.ParseUint(v, 10, 32)
+		if err != nil {
+			return fmt.Errorf("%q: %w: want a whole number", v, warren.ErrInvalid)
+		}
+		*field(c) = uint32(n)
+		return nil
+	})
+}
+
+var settings = []setting{
+	text("listen", "TCP address besides the unix socket, such as 127.0.0.1:7420", func(c *Config) *string { return &c.Listen }),
+	text("tls.cert", "certificate file of the TCP address", func(c *Config) *string { return &c.TLSCert }),
+	text("tls.key", "key file of the TCP address", func(c *Config) *string { return &c.TLSKey }),
+	list("hosts", "names by which requests may call the server", func(c *Config) *[]string { return &c.Hosts }),
+	list("origins", "web origins whose pages may call the server", func(c *Config) *[]string { return &c.Origins }),
+	list("allow_mounts", "host directories that every user may mount from", func(c *Config) *[]string { return &c.AllowMounts }),
+	text("driver", "driver of sandboxes that name none", func(c *Config) *string { return &c.Driver }),
+	text("image", "image of sandboxes that name none", func(c *Config) *string { return &c.Image }),
+	one("defaults.cpu", "processors of a sandbox", func(c *Config, v string) error { return c.Defaults.CPU.Set(v) }),
+	one("defaults.memory", "memory of a sandbox", func(c *Config, v string) error { return c.Defaults.Memory.Set(v) }),
+	one("defaults.disk", "bytes that a sandbox may write outside its workspace", func(c *Config, v string) error { return c.Defaults.Disk.Set(v) }),
+	count("defaults.pids", "processes and threads of a sandbox", func(c *Config) *uint32 { return &c.Defaults.PIDs }),
+	count("budgets.sandboxes", "sandboxes of one user", func(c *Config) *uint32 { return &c.Budgets.Sandboxes }),
+	one("budgets.cpu", "processors of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.CPU.Set(v) }),
+	one("budgets.memory", "memory of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Memory.Set(v) }),
+	one("budgets.disk", "disk of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Disk.Set(v) }),
+	one("idle_timeout", "remove sandboxes that name no time after this long without a call", func(c *Config, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 {
+			return fmt.Errorf("%q: %w: want a duration such as 30m or 12h", v, warren.ErrInvalid)
+		}
+		c.IdleTimeout = d
+		return nil
+	}),
+	text("log.level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
+	text("log.format", "text or json", func(c *Config) *string { return &c.LogFormat }),
+}
+
+// Variable returns the environment variable of a key.
+func Variable(key string) string {
+	return "WARREN_" + strings.ToUpper(strings.ReplaceAll(key, ".", "_"))
+}
+
+// Setting describes one key, for help texts.
+type Setting struct{ Key, Variable, Help string }
+
+// Settings lists every key in the order of the documentation.
+func Settings() []Setting {
+	out := make([]Setting, len(settings))
+	for i, s := range settings {
+		out[i] = Setting{s.key, Variable(s.key), s.help}
+	}
+	return out
+}
+
+// Source says where to look besides the defaults.
+type Source struct {
+	// DataDir is the data directory; empty means [DataDir] of Getenv.
+	DataDir string
+	// File is a configuration file that must exist; empty means warren.yaml in the data directory, if there is one.
+	File string
+	// Getenv looks up a variable; nil means os.Getenv.
+	Getenv func(string) string
+	// Flags holds the values of flags that were given, by key.
+	Flags map[string][]string
+}
+
+// Load reads the settings of this host.
+func Load(src Source) (Config, error) {
+	if src.Getenv == nil {
+		src.Getenv = os.Getenv
+	}
+	c := Default(runtime.NumCPU(), totalMemory())
+	c.DataDir = src.DataDir
+	if c.DataDir == "" {
+		dir, err := DataDir(src.Getenv)
+		if err != nil {
+			return Config{}, err
+		}
+		c.DataDir = dir
+	}
+	abs, err := filepath.Abs(c.DataDir)
+	if err != nil {
+		return Config{}, err
+	}
+	c.DataDir = abs
+
+	file, must := src.File, true
+	if file == "" {
+		file, must = filepath.Join(c.DataDir, "warren.yaml"), false
+	}
+	data, err := os.ReadFile(file)
+	switch {
+	case err == nil:
+		if err := c.apply(file, data); err != nil {
+			return Config{}, err
+		}
+	case must || !errors.Is(err, fs.ErrNotExist):
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	for _, s := range settings {
+		name := Variable(s.key)
+		v := src.Getenv(name)
+		if v == "" {
+			continue
+		}
+		values := []string{v}
+		if s.list {
+			values = strings.Split(v, ",")
+		}
+		if err := s.set(&c, values); err != nil {
+			return Config{}, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	for _, s := range settings {
+		if v := src.Flags[s.key]; len(v) > 0 {
+			if err := s.set(&c, v); err != nil {
+				return Config{}, fmt.Errorf("%s: %w", s.key, err)
+			}
+		}
+	}
+	return c, c.validate()
+}
+
+// apply sets what a file says. A key that nobody knows is an error, because a misspelt limit is no limit.
+func (c *Config) apply(name string, data []byte) error {
+	var root yaml.Node
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		return fmt.Errorf("%s: %w: %v", name, warren.ErrInvalid, err)
+	}
+	if len(root.Content) == 0 {
+		return nil
+	}
+	seen := map[string]bool{}
+	return c.walk(name, "", root.Content[0], seen)
+}
+
+func (c *Config) walk(name, prefix string, n *yaml.Node, seen map[string]bool) error {
+	if n.Kind != yaml.MappingNode {
+		return fmt.Errorf("%s:%d: %w: want keys and values", name, n.Line, warren.ErrInvalid)
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		key := k.Value
+		if prefix != "" {
+			key = prefix + "." + key
+		}
+		if seen[key] {
+			return fmt.Errorf("%s:%d: %w: %s stands here twice", name, k.Line, warren.ErrInvalid, key)
+		}
+		seen[key] = true
+		if err := c.assign(name, key, v, seen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Config) assign(name, key string, v *yaml.Node, seen map[string]bool) error {
+	for _, s := range settings {
+		if s.key == key {
+			values, err := scalars(v, s.list)
+			if err == nil {
+				err = s.set(c, values)
+			}
+			if err != nil {
+				return fmt.Errorf("%s:%d: %s: %w", name, v.Line, key, err)
+			}
+			return nil
+		}
+		if strings.HasPrefix(s.key, key+".") {
+			return c.walk(name, key, v, seen)
+		}
+	}
+	return fmt.Errorf("%s:%d: %w: unknown key %q; `warren serve --help` lists all keys", name, v.Line, warren.ErrInvalid, key)
+}
+
+func scalars(v *yaml.Node, list bool) ([]string, error) {
+	if v.Kind == yaml.ScalarNode {
+		return []string{v.Value}, nil
+	}
+	if !list || v.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("%w: want a single value", warren.ErrInvalid)
+	}
+	var out []string
+	for _, e := range v.Content {
+		if e.Kind != yaml.ScalarNode {
+			return nil, fmt.Errorf("%w: want a list of values", warren.ErrInvalid)
+		}
+		out = append(out, e.Value)
+	}
+	return out, nil
+}
+
+func (c *Config) validate() error {
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return fmt.Errorf("tls: %w: a certificate and a key are needed together; give --tls-cert and --tls-key", warren.ErrInvalid)
+	}
+	if c.TLSCert != "" && c.Listen == "" {
+		return fmt.Errorf("tls: %w: a certificate without an address has no use; give --listen ADDRESS", warren.ErrInvalid)
+	}
+	if c.Listen != "" {
+		if err := c.validateListen(); err != nil {
+			return err
+		}
+	}
+	for _, dir := range c.AllowMounts {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("allow_mounts: %w: %q is not an absolute path", warren.ErrInvalid, dir)
+		}
+	}
+	switch {
+	case c.Defaults.CPU == 0 || c.Defaults.Memory == 0 || c.Defaults.Disk == 0 || c.Defaults.PIDs == 0:
+		return fmt.Errorf("defaults: %w: no limit may be 0", warren.ErrInvalid)
+	case c.Driver == "" || c.Image == "":
+		return fmt.Errorf("driver and image: %w: neither may be empty", warren.ErrInvalid)
+	}
+	switch c.LogLevel {
+	case "debug", "info", "warn", "error":
+	default:
+		return fmt.Errorf("log.level %q: %w: want debug, info, warn or error", c.LogLevel, warren.ErrInvalid)
+	}
+	switch c.LogFormat {
+	case "", "text", "json":
+	default:
+		return fmt.Errorf("log.format %q: %w: want text or json", c.LogFormat, warren.ErrInvalid)
+	}
+	return nil
+}
+
+// validateListen refuses what would send bearer tokens over a network in the clear.
+func (c *Config) validateListen() error {
+	host, _, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return fmt.Errorf("listen %q: %w: want ADDRESS:PORT, such as 127.0.0.1:7420", c.Listen, warren.ErrInvalid)
+	}
+	ip := net.ParseIP(host)
+	if host == "localhost" || ip != nil && ip.IsLoopback() || c.TLSCert != "" {
+		return nil
+	}
+	return fmt.Errorf("listen %q: %w: an address that other machines reach needs TLS, or tokens could be read on the way; give --tls-cert and --tls-key, or listen on 127.0.0.1", c.Listen, warren.ErrInvalid)
+}
+
+// DataDir returns the data directory: WARREN_HOME, else /var/lib/warren for root, else warren in the XDG data
+// directory. Elsewhere than on Linux, where no daemon runs, it is below the user's configuration directory.
+func DataDir(getenv func(string) string) (string, error) {
+	if dir := getenv("WARREN_HOME"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
+		return "/var/lib/warren", nil
+	}
+	if dir := getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "warren"), nil
+	}
+	if runtime.GOOS != "linux" {
+		dir, err := os.UserConfigDir()
+		if err != nil {
+			return "", fmt.Errorf("find a data directory: %w; set WARREN_HOME", err)
+		}
+		return filepath.Join(dir, "warren"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("find a data directory: %w; set WARREN_HOME", err)
+	}
+	return filepath.Join(home, ".local", "share", "warren"), nil
+}
+
+// Socket is the path of the daemon's unix socket in a data directory.
+func Socket(dataDir string) string { return filepath.Join(dataDir, "warren.sock") }

@@ -1,0 +1,166 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+)
+
+func TestParseSize(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want Size
+	}{
+		{"0", 0}, {"12", 12}, {"12b", 12}, {"1k", 1024}, {"512MiB", 512 * MiB}, {"512m", 512 * MiB},
+		{"2G", 2 * GiB}, {"1.5GiB", GiB + 512*MiB}, {"1GB", 1e9}, {" 3 TiB ", 3 * TiB}, {"9223372036854775807", 9223372036854775807},
+	} {
+		got, err := ParseSize(tt.in)
+		if err != nil || got != tt.want {
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		}
+	}
+	for _, in := range []string{"", "MiB", "-1", "1.5", "12 parsecs", "99999999999T", "9223372036854775808", "1e3", "1..5G"} {
+		if got, err := ParseSize(in); !errors.Is(err, warren.ErrInvalid) {
+			t.Errorf("ParseSize(%q) = %d, %v; want ErrInvalid", in, got, err)
+		}
+	}
+}
+
+func TestSizeString(t *testing.T) {
+	for size, want := range map[Size]string{0: "0B", 1023: "1023B", KiB: "1KiB", 512 * MiB: "512MiB", GiB + 512*MiB: "1.5GiB", 3 * TiB: "3TiB"} {
+		if got := size.String(); got != want {
+			t.Errorf("Size(%d).String() = %q, want %q", int64(size), got, want)
+		}
+	}
+}
+
+func TestParseCPUs(t *testing.T) {
+	for in, want := range map[string]CPUs{"1": 1000, "0.5": 500, "1.25": 1250, " 2 ": 2000} {
+		if got, err := ParseCPUs(in); err != nil || got != want {
+			t.Errorf("ParseCPUs(%q) = %d, %v; want %d", in, got, err, want)
+		}
+	}
+	for _, in := range []string{"", "0", "-1", "x", "NaN", "Inf", "1e9"} {
+		if _, err := ParseCPUs(in); !errors.Is(err, warren.ErrInvalid) {
+			t.Errorf("ParseCPUs(%q): %v, want ErrInvalid", in, err)
+		}
+	}
+}
+
+func TestDefaultFitsTheHost(t *testing.T) {
+	small, large := Default(1, int64(GiB)), Default(64, int64(256*GiB))
+	if small.Defaults.CPU != 1000 || small.Defaults.Memory != 512*MiB {
+		t.Errorf("on a small host: %+v", small.Defaults)
+	}
+	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 {
+		t.Errorf("on a large host: %+v", large.Defaults)
+	}
+}
+
+func env(m map[string]string) func(string) string { return func(k string) string { return m[k] } }
+
+func TestPrecedence(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "warren.yaml"), "driver: file\nimage: file\nidle_timeout: 30m\ndefaults:\n  memory: 1GiB\n  pids: 5\nallow_mounts: [/a, /b]\n")
+	c, err := Load(Source{
+		DataDir: dir,
+		Getenv:  env(map[string]string{"WARREN_IMAGE": "env", "WARREN_DEFAULTS_PIDS": "6", "WARREN_ALLOW_MOUNTS": "/c,/d"}),
+		Flags:   map[string][]string{"defaults.pids": {"7"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Driver != "file" || c.Image != "env" || c.Defaults.PIDs != 7 || c.Defaults.Memory != GiB || c.IdleTimeout != 30*time.Minute {
+		t.Errorf("got %+v", c)
+	}
+	if strings.Join(c.AllowMounts, " ") != "/c /d" {
+		t.Errorf("AllowMounts = %q", c.AllowMounts)
+	}
+	if c.Defaults.Disk != 10*GiB {
+		t.Errorf("the default is gone: disk %v", c.Defaults.Disk)
+	}
+}
+
+func TestBadConfiguration(t *testing.T) {
+	for _, tt := range []struct{ name, file, want string }{
+		{"unknown key", "drivr: x\n", `:1: invalid: unknown key "drivr"`},
+		{"unknown nested key", "defaults:\n  memry: 1G\n", `:2: invalid: unknown key "defaults.memry"`},
+		{"duplicate", "driver: a\ndriver: b\n", "driver"},
+		{"bad size", "defaults:\n  memory: lots\n", "defaults.memory"},
+		{"list for one", "driver: [a, b]\n", "want a single value"},
+		{"scalar for section", "defaults: 5\n", "want keys and values"},
+		{"no YAML", "a: [\n", "invalid"},
+		{"zero limit", "defaults:\n  pids: 0\n", "no limit may be 0"},
+		{"clear text on a network", "listen: 0.0.0.0:7420\n", "needs TLS"},
+		{"clear text on all interfaces", "listen: \":7420\"\n", "needs TLS"},
+		{"no port", "listen: 127.0.0.1\n", "want ADDRESS:PORT"},
+		{"half of TLS", "listen: 127.0.0.1:1\ntls: {cert: /x}\n", "needed together"},
+		{"relative mount", "allow_mounts: [x]\n", "not an absolute path"},
+		{"level", "log: {level: loud}\n", "want debug"},
+		{"format", "log: {format: xml}\n", "want text or json"},
+		{"duration", "idle_timeout: soon\n", "want a duration"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "warren.yaml"), tt.file)
+			_, err := Load(Source{DataDir: dir, Getenv: env(nil)})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+			if !errors.Is(err, warren.ErrInvalid) {
+				t.Errorf("%v does not match ErrInvalid", err)
+			}
+		})
+	}
+}
+
+func TestNamedFileMustExist(t *testing.T) {
+	if _, err := Load(Source{DataDir: t.TempDir(), File: "/nonexistent.yaml", Getenv: env(nil)}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Load(Source{DataDir: t.TempDir(), Getenv: env(nil)}); err != nil {
+		t.Errorf("without a file: %v", err)
+	}
+}
+
+func TestDataDir(t *testing.T) {
+	if dir, err := DataDir(env(map[string]string{"WARREN_HOME": "/x/y/.."})); err != nil || dir != "/x" {
+		t.Errorf("WARREN_HOME: %q, %v", dir, err)
+	}
+	if os.Geteuid() == 0 {
+		if dir, err := DataDir(env(nil)); err != nil || dir != "/var/lib/warren" {
+			t.Errorf("root: %q, %v", dir, err)
+		}
+	}
+}
+
+func TestSettingsHaveVariablesAndHelp(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range Settings() {
+		if s.Help == "" || seen[s.Variable] {
+			t.Errorf("setting %+v has no help or a taken variable", s)
+		}
+		seen[s.Variable] = true
+	}
+}
+
+func FuzzApply(f *testing.F) {
+	f.Add("driver: x\ndefaults: {memory: 1G}\n")
+	f.Add("a: &a [*a]")
+	f.Fuzz(func(t *testing.T, file string) {
+		c := Default(2, int64(GiB))
+		_ = c.apply("warren.yaml", []byte(file))
+	})
+}
+
+func write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
