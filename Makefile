@@ -1,0 +1,67 @@
+# Targets for people and for CI. Each installs what it needs (Debian, root) and ends with a verdict.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+GO      ?= go
+PREFIX  ?= /usr/local
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# At most this many packages are compiled and tested at a time.
+JOBS    ?= $(shell nproc)
+
+export CGO_ENABLED := 0
+# A toolchain and modules come from where Go is told to get them; nothing here changes that.
+GOBUILD := $(GO) build -trimpath -buildvcs=false
+
+GUEST_LIMIT   := 8388608
+RUNTIME_LIMIT := 40000000
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## bin/warren, bin/warren-runtime and bin/warren-guest
+	@script/setup.sh build
+	@mkdir -p bin
+	$(GOBUILD) -ldflags '-s -w' -o bin/warren-guest ./cmd/warren-guest
+	$(GOBUILD) -ldflags '-s -w' -o bin/warren-runtime ./cmd/warren-runtime
+	$(GOBUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/warren ./cmd/warren
+
+.PHONY: install
+install: build ## copy the three binaries to PREFIX/bin (PREFIX=/usr/local)
+	install -d '$(DESTDIR)$(PREFIX)/bin'
+	install -m 0755 bin/warren bin/warren-runtime bin/warren-guest '$(DESTDIR)$(PREFIX)/bin/'
+
+.PHONY: demo
+demo: build ## from a real repository to a diff, a kill and a commit, with times
+	@script/setup.sh demo
+	@script/demo.sh
+
+.PHONY: test
+test: build ## every test; a test that cannot run here fails
+	@script/setup.sh test
+	@WARREN_REQUIRE_ALL=1 $(GO) run ./script/testsum -p $(JOBS) -timeout 15m ./...
+
+.PHONY: check
+check: ## formatting, vet, staticcheck, generated code, import rules, cross-builds, sizes
+	@script/setup.sh build
+	@script/check.sh $(GUEST_LIMIT) $(RUNTIME_LIMIT)
+
+.PHONY: bench
+bench: build ## create, exec and file speed beside what else runs here
+	@script/setup.sh bench
+	@script/bench.sh
+
+.PHONY: soak
+soak: build ## thousands of kills and cycles; hours
+	@script/setup.sh test
+	@WARREN_REQUIRE_ALL=1 WARREN_SOAK=1 $(GO) run ./script/testsum -p 1 -timeout 12h -count 1 ./...
+
+.PHONY: generate
+generate: ## Go code and docs/API.md from proto/
+	$(GO) run ./internal/protogen
+
+.PHONY: clean
+clean: ## remove what the targets made
+	rm -rf bin .cache dist
