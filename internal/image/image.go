@@ -1,0 +1,139 @@
+// Package image keeps the read-only root file systems that sandboxes start from.
+//
+// An image is one of three things: "host", the host's own programs with a clean /etc (package hostroot); an OCI image
+// pulled from a registry; or a tar that was imported or bootstrapped. All but the first consist of layers, directories that
+// hold one tar each, unpacked once under the SHA-256 of that tar (its DiffID) and shared by every image that has it, in
+// overlayfs's own form. On top of an image's layers comes a thin one of ours, which adds what a sandbox needs: mount points,
+// the account of the sandbox's user, a rule for sudo.
+//
+// Below the store's directory:
+//
+//	blobs/sha256/     compressed layers while they are downloaded; an interrupted download goes on from there
+//	layers/<hex>/     an unpacked layer, and <hex>.json with its size
+//	refs/<hex>.json   a name: the digest, the configuration and the layers of an image
+//	host/             the skeletons of the image host
+//	locks/            one lock per layer, and one for the store
+//
+// Every id on disk is shifted by [Options.IDBase], so no file of an image belongs to a user of the host. Several processes may
+// use one store. What an interrupted process has left half-made has a temporary name, which nothing reads and Open removes.
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/image/hostroot"
+)
+
+// HostName is the name of the image that shows the host's own programs.
+const HostName = "host"
+
+// Options of a [Store]. Dir is required.
+type Options struct {
+	Dir string
+	// IDBase is the host id that stands for 0 in unpacked layers.
+	IDBase uint32
+	Logger *slog.Logger
+	// HostRoot is what the image host is made from, "/" when empty. Tests give a made-up tree.
+	HostRoot string
+}
+
+// Store keeps images below one directory.
+type Store struct {
+	dir  string
+	base uint32
+	log  *slog.Logger
+	host *hostroot.Host
+}
+
+// Image is a root file system that a sandbox can start from.
+type Image struct {
+	// Name as it was given to Pull, Import or Bootstrap; "host" for the host's.
+	Name string
+	// Digest of the manifest that was pulled, of the image that was imported, or of the host's skeleton.
+	Digest string
+	// Kind is "host", "oci", "tar" or "bootstrap".
+	Kind string
+	// Size in bytes on disk. Layers that other images share are counted for each.
+	Size    int64
+	Created time.Time
+	Config  Config
+	Root    driver.Root
+}
+
+// Config is what an image says about the processes in it.
+type Config struct {
+	User, WorkingDir string
+	Env              map[string]string
+	Cmd, Entrypoint  []string
+}
+
+// Open opens a store, makes its directories, and removes what interrupted processes left.
+func Open(o Options) (*Store, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{dir: o.Dir, base: o.IDBase, log: o.Logger}
+	for _, d := range []string{"", "blobs/sha256", "layers", "refs", "locks", "host"} {
+		if err := os.MkdirAll(filepath.Join(o.Dir, d), 0o700); err != nil {
+			return nil, fmt.Errorf("open the image store: %w", err)
+		}
+	}
+	var err error
+	s.host, err = hostroot.Open(hostroot.Options{Host: o.HostRoot, Dir: filepath.Join(o.Dir, "host"), IDBase: o.IDBase, Logger: o.Logger})
+	if err != nil {
+		return nil, fmt.Errorf("open the image store: %w", err)
+	}
+	return s, nil
+}
+
+// Close ends what runs in the background. Images stay.
+func (s *Store) Close() error {
+	s.host.Close()
+	return nil
+}
+
+// Resolve finds an image: "host", a name with or without its tag, name@digest, a digest, or a prefix of at least six
+// hexadecimal digits that only one image has. One that is not there gives [warren.ErrNotFound].
+func (s *Store) Resolve(ctx context.Context, ref string) (*Image, error) {
+	if ref == HostName || strings.HasPrefix(ref, HostName+":") {
+		return s.resolveHost(ctx, ref)
+	}
+	return nil, fmt.Errorf("image %q: %w; run `warren image pull %s` first", ref, warren.ErrNotFound, ref)
+}
+
+// resolveHost resolves the host's image, and its digest as long as the host has not changed.
+func (s *Store) resolveHost(ctx context.Context, ref string) (*Image, error) {
+	h, err := s.host.Resolve(ctx)
+	if err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("image host: %w; the files of images belong to ids of their own, which only root can give", warren.ErrDenied)
+		}
+		return nil, err
+	}
+	if ref != HostName && ref != h.Digest {
+		return nil, fmt.Errorf("image %q: %w: the host has changed since; use image host", ref, warren.ErrNotFound)
+	}
+	return &Image{Name: HostName, Digest: h.Digest, Kind: "host", Size: h.Size, Created: h.Created, Config: Config{Env: h.Env}, Root: h.Root}, nil
+}
+
+// List returns all images, the host's first, then by name.
+func (s *Store) List(ctx context.Context) ([]*Image, error) {
+	var list []*Image
+	h, err := s.resolveHost(ctx, HostName)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list, func(a, b *Image) int { return strings.Compare(a.Name, b.Name) })
+	return slices.Insert(list, 0, h), nil
+}
