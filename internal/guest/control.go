@@ -1,0 +1,175 @@
+package guest
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/guest/wire"
+)
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// initRequest is the body of POST /init: E2B's fields, and Warren's own.
+type initRequest struct {
+	AccessToken      *string           `json:"accessToken"`
+	EnvVars          map[string]string `json:"envVars"`
+	DefaultUser      string            `json:"defaultUser"`
+	DefaultWorkdir   string            `json:"defaultWorkdir"`
+	Timestamp        *time.Time        `json:"timestamp"`
+	Hostname         string            `json:"hostname"`
+	MemoryLimitBytes int64             `json:"memoryLimitBytes"`
+	SandboxID        string            `json:"sandboxId"`
+	ChannelToken     *string           `json:"channelToken"`
+}
+
+// init takes the settings of the sandbox from the host. It may come again, as after a restore; it replaces what came
+// before, but for tokens that it does not mention.
+func (s *Server) init(w http.ResponseWriter, r *http.Request) {
+	if !trusted(r) {
+		httpError(w, http.StatusForbidden, "only the host may set up the sandbox")
+		return
+	}
+	var req initRequest
+	if !readJSON(w, r, &req) {
+		return
+	}
+	if err := checkEnv(req.EnvVars); err != nil {
+		httpError(w, http.StatusBadRequest, wire.AsError(err).Message)
+		return
+	}
+	if req.DefaultWorkdir != "" && !filepath.IsAbs(req.DefaultWorkdir) || strings.IndexByte(req.DefaultWorkdir, 0) >= 0 {
+		httpError(w, http.StatusBadRequest, "defaultWorkdir must be an absolute path")
+		return
+	}
+	if req.DefaultUser != "" {
+		if _, err := s.user(req.DefaultUser); err != nil {
+			httpError(w, http.StatusBadRequest, wire.AsError(err).Message)
+			return
+		}
+	}
+	if req.Hostname != "" && s.cfg.ReapOrphans {
+		// Drivers name the sandbox too; not every one of them lets the guest do it.
+		_ = unix.Sethostname([]byte(req.Hostname))
+	}
+	s.mu.Lock()
+	st := &s.settings
+	if req.AccessToken != nil {
+		st.token, st.signing = newSecret(*req.AccessToken), *req.AccessToken
+	}
+	if req.ChannelToken != nil {
+		st.channelToken = newSecret(*req.ChannelToken)
+	}
+	st.env = req.EnvVars
+	st.user, st.dir = s.cfg.User, s.cfg.Dir
+	if req.DefaultUser != "" {
+		st.user = req.DefaultUser
+	}
+	if req.DefaultWorkdir != "" {
+		st.dir = filepath.Clean(req.DefaultWorkdir)
+	}
+	st.sandboxID, st.memoryLimit = req.SandboxID, req.MemoryLimitBytes
+	s.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// readJSON reads a JSON body, answering itself when that fails.
+func readJSON(w http.ResponseWriter, r *http.Request, into any) bool {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		httpError(w, http.StatusMethodNotAllowed, "use POST")
+		return false
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		httpError(w, http.StatusBadRequest, "cannot read the body, or it is too large")
+		return false
+	}
+	if len(body) == 0 {
+		body = []byte("{}")
+	}
+	if err := wire.Unmarshal(body, into); err != nil {
+		httpError(w, http.StatusBadRequest, err.Error())
+		return false
+	}
+	return true
+}
+
+func writeJSON(w http.ResponseWriter, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(body)
+}
+
+// envs tells the variables of the sandbox, as E2B's code interpreter reads them.
+func (s *Server) envs(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		httpError(w, http.StatusMethodNotAllowed, "use GET")
+		return
+	}
+	st := s.get()
+	env := map[string]string{"E2B_SANDBOX": "true"}
+	if st.sandboxID != "" {
+		env["E2B_SANDBOX_ID"] = st.sandboxID
+	}
+	for k, v := range st.env {
+		env[k] = v
+	}
+	writeJSON(w, wire.AppendMap(nil, env))
+}
+
+// channel turns a connection into a channel, for a host that has lost the first one. Who knows the channel's token is
+// the host.
+func (s *Server) channel(w http.ResponseWriter, r *http.Request) {
+	token := s.get().channelToken
+	if !trusted(r) && (token == nil || !token.matches(r.Header.Get("X-Channel-Token"))) {
+		httpError(w, http.StatusUnauthorized, "the channel's token is needed, in X-Channel-Token")
+		return
+	}
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "warren-channel") || r.ProtoMajor != 1 {
+		httpError(w, http.StatusUpgradeRequired, "use HTTP/1.1 with Upgrade: warren-channel")
+		return
+	}
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		httpError(w, http.StatusInternalServerError, "this connection cannot be upgraded")
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Time{})
+	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: warren-channel\r\n\r\n"); err != nil {
+		return
+	}
+	_ = s.ServeChannel(&bufferedConn{conn, rw.Reader}) // how it ended is of no interest here
+}
+
+// bufferedConn reads what the HTTP server had read ahead first.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// Read implements io.Reader.
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// readSmall reads a file of /proc or /sys, at most limit bytes of it.
+func readSmall(path string, limit int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	data, _ := io.ReadAll(io.LimitReader(f, limit))
+	return string(data)
+}

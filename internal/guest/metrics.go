@@ -1,0 +1,115 @@
+package guest
+
+import (
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren/internal/guest/file"
+)
+
+// cpuSample is the processor time of the sandbox at one moment, in ticks.
+type cpuSample struct {
+	busy, total uint64
+	at          time.Time
+}
+
+// cpuMeter remembers the last sample, from which the next one tells the use in between.
+type cpuMeter struct {
+	mu   sync.Mutex
+	last cpuSample
+}
+
+// parseCPU reads the first line of /proc/stat.
+func parseCPU(stat string) (busy, total uint64) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 5 || fields[0] != "cpu" {
+		return 0, 0
+	}
+	for i, f := range fields[1:] {
+		n, err := strconv.ParseUint(f, 10, 63)
+		if err != nil {
+			return 0, 0
+		}
+		if i >= 8 {
+			break // guest time is in user time already
+		}
+		total += n
+		if i != 3 && i != 4 { // idle, iowait
+			busy += n
+		}
+	}
+	return busy, total
+}
+
+// percent returns the use of all processors since the last call; the first call measures since the start.
+func (m *cpuMeter) percent() float64 {
+	busy, total := parseCPU(readSmall("/proc/stat", 64<<10))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dt, db := total-m.last.total, busy-m.last.busy
+	m.last = cpuSample{busy: busy, total: total, at: time.Now()}
+	if dt == 0 || dt > 1<<62 || db > dt {
+		return 0
+	}
+	return float64(db) / float64(dt) * 100
+}
+
+// parseMeminfo returns the values of /proc/meminfo in bytes.
+func parseMeminfo(data string) map[string]uint64 {
+	m := make(map[string]uint64)
+	for line := range strings.Lines(data) {
+		name, rest, ok := strings.Cut(line, ":")
+		f := strings.Fields(rest)
+		if !ok || len(f) == 0 {
+			continue
+		}
+		if n, err := strconv.ParseUint(f[0], 10, 54); err == nil {
+			m[name] = n * 1024
+		}
+	}
+	return m
+}
+
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		httpError(w, http.StatusMethodNotAllowed, "use GET")
+		return
+	}
+	mem := parseMeminfo(readSmall("/proc/meminfo", 64<<10))
+	total, available := mem["MemTotal"], mem["MemAvailable"]
+	if limit := s.get().memoryLimit; limit > 0 && uint64(limit) < total {
+		available -= min(available, total-uint64(limit))
+		total = uint64(limit)
+	}
+	used := total - min(available, total)
+	diskUsed, diskTotal, _ := file.Disk("/") // zeros where it cannot be told
+	body := []byte(`{"ts":`)
+	num := func(name string, v uint64) {
+		body = append(body, `,"`+name+`":`...)
+		body = strconv.AppendUint(body, v, 10)
+	}
+	body = strconv.AppendInt(body, time.Now().Unix(), 10)
+	num("cpu_count", uint64(runtime.NumCPU()))
+	body = append(body, `,"cpu_used_pct":`...)
+	body = strconv.AppendFloat(body, s.cpu.percent(), 'f', 2, 64)
+	num("mem_total", total)
+	num("mem_total_mib", total>>20)
+	num("mem_used", used)
+	num("mem_used_mib", used>>20)
+	num("mem_cache", mem["Cached"])
+	num("disk_used", diskUsed)
+	num("disk_total", diskTotal)
+	writeJSON(w, append(body, '}'))
+}
+
+// parseUint returns 0 for what is no number.
+func parseUint(s string) uint64 {
+	n, _ := strconv.ParseUint(s, 10, 64)
+	return n
+}

@@ -1,0 +1,200 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Memory of the guest itself: the collector runs early rather than late, since an idle guest should cost little.
+const (
+	gcPercent   = 40
+	memoryLimit = 64 << 20
+)
+
+const usage = `warren-guest runs as process 1 of a sandbox. It takes its settings from the environment:
+
+  WARREN_CHANNEL_FD      descriptor of the channel to the host
+  WARREN_CHANNEL_SOCKET  path of a unix socket to take channels on
+  WARREN_CHANNEL_TOKEN   token with which a TCP connection may become a channel
+  WARREN_LISTEN          TCP address to listen on (default 127.0.0.1:49983; "none" for none)
+  WARREN_HOSTNAME        host name to set
+  WARREN_USER            default user (default "user")
+  WARREN_WORKDIR         default working directory
+  WARREN_LOG_DIR         where long output is kept (default /var/log/warren)
+`
+
+// Main runs the guest until it is told to end; it returns the exit code.
+func Main(args []string, environ []string, stderr io.Writer) int {
+	if len(args) > 1 {
+		fmt.Fprint(stderr, usage)
+		return 2
+	}
+	if err := run(environ); err != nil {
+		fmt.Fprintf(stderr, "warren-guest: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func run(environ []string) error {
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(memoryLimit)
+	own, rest := split(environ)
+	init := os.Getpid() == 1
+	// Nothing of the guest's memory is for others in the sandbox: no ptrace, no core dump, no /proc/1/mem or environ.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("make the process not dumpable: %w", err)
+	}
+	for k := range own {
+		os.Unsetenv(k)
+	}
+	unix.Umask(0o022)
+	if init {
+		if name := own["WARREN_HOSTNAME"]; name != "" {
+			if err := unix.Sethostname([]byte(name)); err != nil && !errors.Is(err, unix.EPERM) {
+				return fmt.Errorf("set the host name: %w", err)
+			}
+		}
+		// Not every kernel lets it; then the memory guard is the only help.
+		_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0)
+	}
+	logDir := own["WARREN_LOG_DIR"]
+	if logDir == "" {
+		logDir = "/var/log/warren"
+		if os.Geteuid() != 0 {
+			logDir = filepath.Join(os.TempDir(), "warren-guest-"+strconv.Itoa(os.Geteuid()))
+		}
+	}
+	s := New(Config{ReapOrphans: init, LogDir: logDir, ChannelToken: own["WARREN_CHANNEL_TOKEN"], Env: rest,
+		User: own["WARREN_USER"], Dir: own["WARREN_WORKDIR"]})
+	wipe(own)
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	failed := make(chan error, 4)
+	serve := func(what string, f func() error) {
+		go func() {
+			if err := f(); err != nil {
+				failed <- fmt.Errorf("%s: %w", what, err)
+			}
+		}()
+	}
+	serve("channel", s.ServeInner)
+	if err := s.listen(own, serve); err != nil {
+		return err
+	}
+	go trim(ctx)
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	s.Close()
+	if init {
+		// Everything else in the sandbox ends with process 1; it gets a moment to end by itself.
+		_ = syscall.Kill(-1, syscall.SIGTERM)
+		time.Sleep(100 * time.Millisecond)
+		_ = syscall.Kill(-1, syscall.SIGKILL)
+	}
+	return err
+}
+
+// listen opens what the environment asks for.
+func (s *Server) listen(own map[string]string, serve func(string, func() error)) error {
+	if v := own["WARREN_CHANNEL_FD"]; v != "" {
+		fd, err := strconv.Atoi(v)
+		if err != nil || fd < 3 {
+			return fmt.Errorf("WARREN_CHANNEL_FD=%q is no descriptor above 2", v)
+		}
+		unix.CloseOnExec(fd)
+		f := os.NewFile(uintptr(fd), "channel")
+		conn, err := net.FileConn(f)
+		if err != nil {
+			return fmt.Errorf("the channel on descriptor %d: %w", fd, err)
+		}
+		f.Close()
+		// When this channel ends the sandbox goes on: a new keeper comes back over TCP.
+		serve("channel", func() error { _ = s.ServeChannel(conn); return nil })
+	}
+	if path := own["WARREN_CHANNEL_SOCKET"]; path != "" {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the channel's socket: %w", err)
+		}
+		l, err := net.Listen("unix", path)
+		if err == nil {
+			err = os.Chmod(path, 0o600)
+		}
+		if err != nil {
+			return fmt.Errorf("the channel's socket: %w", err)
+		}
+		serve("channel socket", func() error {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return err
+				}
+				go func() { _ = s.ServeChannel(conn) }()
+			}
+		})
+	}
+	addr := own["WARREN_LISTEN"]
+	if addr == "none" {
+		return nil
+	}
+	if addr == "" {
+		addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(Port))
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	serve("listen", func() error { return s.Serve(l) })
+	return nil
+}
+
+// split takes the guest's own settings out of the environment, which processes inherit the rest of.
+func split(environ []string) (own map[string]string, rest []string) {
+	own = make(map[string]string)
+	for _, e := range environ {
+		k, v, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(k, "WARREN_") {
+			own[k] = strings.Clone(v)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	return own, rest
+}
+
+// trim gives memory back to the system after a burst of work.
+func trim(ctx context.Context) {
+	const every, slack = 10 * time.Second, 4 << 20
+	t := time.NewTicker(every)
+	defer t.Stop()
+	var m runtime.MemStats
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		runtime.ReadMemStats(&m)
+		if m.HeapSys-m.HeapReleased > m.HeapAlloc+slack {
+			debug.FreeOSMemory()
+		}
+	}
+}
