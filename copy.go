@@ -349,7 +349,7 @@ func extractTar(root *os.Root, r io.Reader, n *Copied, o CopyOptions) error {
 				o.warn(n, "%s: a link that leads outside, to %q", name, clip(h.Linkname))
 				continue
 			}
-			if err := clear(root, local); err != nil {
+			if err := makeWay(root, local); err != nil {
 				return err
 			}
 			if err := root.Symlink(filepath.FromSlash(h.Linkname), local); err != nil {
@@ -372,7 +372,7 @@ func extractTar(root *os.Root, r io.Reader, n *Copied, o CopyOptions) error {
 			if old == local {
 				continue
 			}
-			if err := clear(root, local); err != nil {
+			if err := makeWay(root, local); err != nil {
 				return err
 			}
 			if err := root.Link(old, local); err != nil {
@@ -394,7 +394,7 @@ func extractTar(root *os.Root, r io.Reader, n *Copied, o CopyOptions) error {
 }
 
 func extractFile(root *os.Root, name string, perm fs.FileMode, r io.Reader, limit int64, mtime time.Time, n *Copied) error {
-	if err := clear(root, name); err != nil {
+	if err := makeWay(root, name); err != nil {
 		return err
 	}
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
@@ -442,8 +442,8 @@ func plainParents(root *os.Root, name string) error {
 	return nil
 }
 
-// clear makes way for a new file, so that none is written through a link or into a file with other names.
-func clear(root *os.Root, name string) error {
+// makeWay makes way for a new file, so that none is written through a link or into a file with other names.
+func makeWay(root *os.Root, name string) error {
 	info, err := root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -461,17 +461,17 @@ func inside(name, target string) bool {
 	if target == "" || path.IsAbs(target) || strings.ContainsAny(target, "\x00\\:") {
 		return false
 	}
-	// Step by step: a target may not leave the tree and come back either.
-	depth := strings.Count(path.Clean(name), "/")
+	// Up first and then down: after a name that is itself a link, ".." is not what it looks like.
+	depth, down := strings.Count(path.Clean(name), "/"), false
 	for _, part := range strings.Split(target, "/") {
 		switch part {
 		case "", ".":
 		case "..":
-			if depth--; depth < 0 {
+			if depth--; depth < 0 || down {
 				return false
 			}
 		default:
-			depth++
+			down = true
 		}
 	}
 	return true
