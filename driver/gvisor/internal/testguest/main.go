@@ -1,0 +1,120 @@
+//go:build linux
+
+// Testguest is the smallest guest that the driver's own tests need: the channel, dialling, and an HTTP server that
+// runs shell commands. The real one is cmd/warren-guest.
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+const guestPort = 49983
+
+func main() {
+	token := os.Getenv("WARREN_CHANNEL_TOKEN")
+	os.Unsetenv("WARREN_CHANNEL_TOKEN")
+	trusted := &listener{conns: make(chan net.Conn)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(204) })
+	mux.HandleFunc("POST /run", run)
+	go http.Serve(trusted, mux)
+
+	f := os.NewFile(3, "channel")
+	c, err := net.FileConn(f)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	f.Close()
+	go serveChannel(c, trusted)
+
+	tcp, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", guestPort))
+	if err != nil {
+		os.Exit(1)
+	}
+	http.Serve(tcp, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/warren/channel" || r.Header.Get("X-Access-Token") != token || token == "" {
+			http.Error(w, "no", http.StatusForbidden)
+			return
+		}
+		c, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: warren-channel\r\n\r\n")
+		serveChannel(c, trusted)
+	}))
+}
+
+func run(w http.ResponseWriter, r *http.Request) {
+	script, _ := io.ReadAll(r.Body)
+	cmd := exec.Command("/bin/sh", "-c", string(script))
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		out = append(out, err.Error()...)
+	}
+	w.Header().Set("Exit", fmt.Sprint(cmd.ProcessState.ExitCode()))
+	w.Write(out)
+}
+
+type listener struct{ conns chan net.Conn }
+
+func (l *listener) Accept() (net.Conn, error) { return <-l.conns, nil }
+func (l *listener) Close() error              { return nil }
+func (l *listener) Addr() net.Addr            { return &net.TCPAddr{} }
+
+func serveChannel(c net.Conn, trusted *listener) {
+	conf := yamux.DefaultConfig()
+	conf.EnableKeepAlive = false
+	conf.LogOutput = io.Discard
+	s, err := yamux.Server(c, conf)
+	if err != nil {
+		return
+	}
+	for {
+		st, err := s.AcceptStream()
+		if err != nil {
+			return
+		}
+		go serveStream(st, trusted)
+	}
+}
+
+func serveStream(st *yamux.Stream, trusted *listener) {
+	var hdr [4]byte
+	if _, err := io.ReadFull(st, hdr[:]); err != nil || hdr[0] != 1 {
+		st.Write([]byte{2})
+		st.Close()
+		return
+	}
+	port := binary.BigEndian.Uint16(hdr[2:])
+	if port == guestPort {
+		st.Write([]byte{0})
+		trusted.conns <- st
+		return
+	}
+	c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", port), 5*time.Second)
+	if err != nil {
+		st.Write([]byte{1})
+		st.Close()
+		return
+	}
+	st.Write([]byte{0})
+	var wg sync.WaitGroup
+	wg.Go(func() { io.Copy(c, st); c.(*net.TCPConn).CloseWrite() })
+	wg.Go(func() { io.Copy(st, c); st.Close() })
+	wg.Wait()
+	c.Close()
+}

@@ -1,0 +1,304 @@
+//go:build linux
+
+package keeper
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/container"
+)
+
+// guestPort is warren.GuestPort.
+const guestPort = 49983
+
+// The guest's answers to the header of a stream.
+const (
+	dialConnected = 0
+	dialRefused   = 1
+)
+
+var errRefused = errors.New("connection refused")
+
+// channel is the host's end of a sandbox's multiplexed channel. What comes from the other side is hostile.
+type channel struct {
+	session *yamux.Session
+	conn    *frameConn
+}
+
+func newChannel(c net.Conn) (*channel, error) {
+	fc := &frameConn{Conn: c}
+	conf := yamux.DefaultConfig()
+	conf.EnableKeepAlive = false // the other end is on this machine
+	conf.StreamOpenTimeout = 0
+	// A direction may stay closed for long while the other is used. An abandoned stream does not wait for this, see reset.
+	conf.StreamCloseTimeout = time.Hour
+	// A guest without processor time is slow, not gone.
+	conf.ConnectionWriteTimeout = time.Minute
+	conf.MaxStreamWindowSize = 1 << 20
+	conf.LogOutput = io.Discard
+	s, err := yamux.Client(fc, conf)
+	if err != nil {
+		return nil, err
+	}
+	return &channel{session: s, conn: fc}, nil
+}
+
+func (c *channel) closed() bool { return c == nil || c.session.IsClosed() }
+
+// dial opens a stream to a port. Closing cancel ends it early.
+func (c *channel) dial(port uint16, cancel <-chan struct{}) (*yamux.Stream, error) {
+	s, err := c.session.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan struct{})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-cancel:
+			s.SetDeadline(time.Unix(1, 0))
+		case <-done:
+		}
+	}()
+	status, err := handshake(s, port)
+	close(done)
+	<-stopped
+	if err == nil {
+		s.SetDeadline(time.Time{})
+		switch status {
+		case dialConnected:
+			return s, nil
+		case dialRefused:
+			err = errRefused
+		default:
+			err = fmt.Errorf("guest answered %d", status)
+		}
+	}
+	c.reset(s)
+	return nil, err
+}
+
+func handshake(s *yamux.Stream, port uint16) (byte, error) {
+	hdr := [4]byte{0: 1}
+	binary.BigEndian.PutUint16(hdr[2:], port)
+	if _, err := s.Write(hdr[:]); err != nil {
+		return 0, err
+	}
+	var status [1]byte
+	_, err := io.ReadFull(s, status[:])
+	return status[0], err
+}
+
+// reset ends both directions of a stream whose user is gone. Yamux has no call for that, and without one the guest's
+// end would block for ever on a stream that nobody reads.
+func (c *channel) reset(s *yamux.Stream) {
+	s.Close()
+	c.conn.sendReset(s.StreamID())
+	// What has arrived is let go, so that the closed stream holds no memory until it times out.
+	s.SetReadDeadline(time.Unix(1, 0))
+	buf := make([]byte, 32<<10)
+	for {
+		if n, err := s.Read(buf); err != nil || n == 0 {
+			break
+		}
+	}
+	s.Shrink()
+}
+
+// frameConn is a connection that carries yamux frames and can send one of its own between two others.
+type frameConn struct {
+	net.Conn
+	mu   sync.Mutex
+	body uint32   // how much of the current frame's body is still to come
+	todo [][]byte // frames to send before the next one
+}
+
+const (
+	yamuxHeader     = 12
+	yamuxWindow     = 1 // frame type: window update
+	yamuxFlagReset  = 8
+	yamuxDataFrames = 0
+)
+
+// Write sends a header or a body; yamux writes them one by one, each whole.
+func (f *frameConn) Write(b []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.body > 0 {
+		n, err := f.Conn.Write(b)
+		f.body -= min(f.body, uint32(n))
+		if err == nil {
+			err = f.flush()
+		}
+		return n, err
+	}
+	n, err := f.Conn.Write(b)
+	if err == nil && len(b) == yamuxHeader && b[1] == yamuxDataFrames {
+		f.body = binary.BigEndian.Uint32(b[8:])
+	}
+	if err == nil {
+		err = f.flush()
+	}
+	return n, err
+}
+
+func (f *frameConn) flush() error {
+	for f.body == 0 && len(f.todo) > 0 {
+		b := f.todo[0]
+		f.todo = f.todo[1:]
+		if _, err := f.Conn.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *frameConn) sendReset(stream uint32) {
+	b := make([]byte, yamuxHeader)
+	b[1] = yamuxWindow
+	binary.BigEndian.PutUint16(b[2:], yamuxFlagReset)
+	binary.BigEndian.PutUint32(b[4:], stream)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.todo = append(f.todo, b)
+	f.flush()
+}
+
+// socketPair returns both ends of a stream socket, the first as a connection.
+func socketPair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	other := os.NewFile(uintptr(fds[1]), "channel")
+	f := os.NewFile(uintptr(fds[0]), "channel")
+	c, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		other.Close()
+		return nil, nil, err
+	}
+	return c, other, nil
+}
+
+// reattach opens a channel to a running guest through its TCP port, for a keeper that did not start it.
+func reattach(c *container.Container, token string) (*channel, error) {
+	conn, other, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	defer other.Close()
+	err = c.Sandbox.PortForward(&boot.PortForwardOpts{
+		FilePayload: urpc.FilePayload{Files: []*os.File{other}},
+		ContainerID: c.ID,
+		Port:        guestPort,
+	})
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	r, err := upgrade(conn, token)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	conn.SetDeadline(time.Time{})
+	return newChannel(r)
+}
+
+// upgrade makes a connection to the guest's HTTP server a channel.
+func upgrade(conn net.Conn, token string) (net.Conn, error) {
+	_, err := fmt.Fprintf(conn, "GET /warren/channel HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: warren-channel\r\nX-Access-Token: %s\r\nAuthorization: Bearer %s\r\n\r\n", token, token)
+	if err != nil {
+		return nil, err
+	}
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		return nil, fmt.Errorf("guest answered %s", resp.Status)
+	}
+	return &bufferedConn{Conn: conn, r: r}, nil
+}
+
+// bufferedConn reads first what a reader took too much.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (b *bufferedConn) Read(p []byte) (int, error) { return b.r.Read(p) }
+
+// relay carries bytes between a client and a stream until both directions have ended or one side is gone.
+func (c *channel) relay(client *net.UnixConn, s *yamux.Stream) {
+	defer client.Close()
+	gone := make(chan struct{}) // the client has closed, not only its sending side
+	toGuest := make(chan struct{})
+	go func() {
+		defer close(toGuest)
+		_, err := io.Copy(s, client)
+		if err != nil {
+			// The stream or the client broke; whichever it was, the other direction finds out.
+			client.CloseRead()
+		}
+		s.Close()
+		if err == nil && hungUp(client) {
+			close(gone)
+		}
+	}()
+	fromGuest := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(client, s)
+		fromGuest <- err
+	}()
+	select {
+	case err := <-fromGuest:
+		if err != nil {
+			client.Close()
+			c.reset(s)
+			return
+		}
+		if c.session.IsClosed() { // the sandbox has ended
+			return
+		}
+		client.CloseWrite()
+		<-toGuest
+	case <-gone:
+		client.Close()
+		c.reset(s)
+	}
+}
+
+// hungUp waits until the other end of the connection is closed for good, and returns false when this end is first.
+func hungUp(c *net.UnixConn) bool {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	hup := false
+	rc.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		if n, err := unix.Poll(p, 0); err == nil && n > 0 && p[0].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
+			hup = true
+		}
+		return hup
+	})
+	return hup
+}

@@ -1,0 +1,177 @@
+//go:build linux
+
+package keeper
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+)
+
+// Role is the first argument that makes the runtime binary a keeper.
+const Role = "keeper"
+
+// Directories of the keeper's own root.
+const (
+	stateDir = "/state"
+	stageDir = "/stage"
+)
+
+// readyFD is the descriptor on which a starting keeper tells the driver that it serves ("ok\n") or why not.
+const readyFD = 3
+
+// Main runs the keeper with the arguments behind the role and returns its exit code.
+//
+// It runs twice in one process: the first pass makes the mount namespace on one thread and executes the binary again,
+// so that the second pass has all of its threads in it.
+func Main(args []string) int {
+	fs := flag.NewFlagSet(Role, flag.ContinueOnError)
+	state := fs.String("state", "", "state `directory`")
+	inside := fs.Bool("inside", false, "the mount namespace is made")
+	idle := fs.Duration("idle", 30*time.Second, "how long to stay with no sandbox and no client")
+	if err := fs.Parse(args); err != nil || *state == "" {
+		return 2
+	}
+	ready := os.NewFile(readyFD, "ready")
+	unix.CloseOnExec(readyFD)
+	fail := func(err error) int {
+		fmt.Fprintf(ready, "%v\n", err)
+		fmt.Fprintf(os.Stderr, "warren-runtime keeper: %v\n", err)
+		return 1
+	}
+	if !*inside {
+		err := enterNamespace(*state, append([]string{os.Args[0], Role, "-inside"}, args...))
+		return fail(err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	k, err := newKeeper(*idle, log)
+	if err != nil {
+		return fail(err)
+	}
+	signal.Ignore(unix.SIGHUP, unix.SIGPIPE)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
+	go func() {
+		<-stop
+		k.retire()
+	}()
+	io.WriteString(ready, "ok\n")
+	ready.Close()
+	k.serve()
+	return 0
+}
+
+// enterNamespace moves the calling thread into a new mount namespace with a root of its own, and executes the binary
+// again there. It returns only on failure.
+func enterNamespace(state string, argv []string) error {
+	runtime.LockOSThread()
+	// The namespace's root is built on a directory that is surely there and writable.
+	if err := os.MkdirAll(filepath.Join(state, "ns"), 0o700); err != nil {
+		return err
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace (root is needed): %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	root := filepath.Join(state, "ns")
+	if err := unix.Mount("warren", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0711,size=64m"); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", root, err)
+	}
+	for _, d := range []string{"state", "stage", "proc", "sys", "dev", "etc"} {
+		if err := os.Mkdir(filepath.Join(root, d), 0o711); err != nil {
+			return err
+		}
+	}
+	// gVisor's sandbox process builds its root on /tmp, in a namespace copied from this one.
+	if err := os.Mkdir(filepath.Join(root, "tmp"), 0o1777); err != nil {
+		return err
+	}
+	if b, err := os.ReadFile("/etc/localtime"); err == nil {
+		if err := os.WriteFile(filepath.Join(root, "etc/localtime"), b, 0o644); err != nil {
+			return err
+		}
+	}
+	bind := func(from, to string, flags uintptr) error {
+		if err := unix.Mount(from, filepath.Join(root, to), "", unix.MS_BIND|flags, ""); err != nil {
+			return fmt.Errorf("bind %s: %w", from, err)
+		}
+		return nil
+	}
+	if err := errors.Join(
+		bind(state, "state", 0),
+		bind("/proc", "proc", 0),
+		bind("/sys", "sys", unix.MS_REC), // with the control groups
+	); err != nil {
+		return err
+	}
+	for _, dev := range []string{"null", "zero", "full", "random", "urandom"} {
+		if err := os.WriteFile(filepath.Join(root, "dev", dev), nil, 0o600); err != nil {
+			return err
+		}
+		if err := bind("/dev/"+dev, "dev/"+dev, 0); err != nil {
+			return err
+		}
+	}
+	if err := os.Chdir(root); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot_root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("leave the host's root: %w", err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	// The ready descriptor goes along.
+	if _, err := unix.FcntlInt(readyFD, unix.F_SETFD, 0); err != nil {
+		return err
+	}
+	env := []string{"PATH=/", "TMPDIR=/tmp", "GODEBUG=" + os.Getenv("GODEBUG")}
+	return fmt.Errorf("execute the runtime again: %w", syscall.Exec("/proc/self/exe", argv, env))
+}
+
+// lockPIDFile makes this process the only keeper of the state directory for as long as it lives.
+func lockPIDFile() (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(stateDir, protocol.PIDFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	// A keeper that retires answers its last callers before it goes.
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			f.Close()
+			return nil, fmt.Errorf("another keeper runs on this state directory: %w", err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := f.Truncate(0); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if _, err := fmt.Fprintf(f, "%d\n", os.Getpid()); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,540 @@
+//go:build linux
+
+package keeper
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/container"
+
+	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+)
+
+// sandbox is one sandbox, from the moment its create begins until it is deleted.
+type sandbox struct {
+	id string
+	// cancel ends a create that is under way; created is closed when it has returned.
+	cancel  context.CancelFunc
+	created chan struct{}
+	// work is held by whoever creates, buries or deletes.
+	work sync.Mutex
+	cont *container.Container
+
+	mu       sync.Mutex
+	meta     meta
+	deleting bool
+	channel  *channel
+	attach   sync.Mutex // held while a channel is opened anew
+	died     chan struct{}
+	group    cgroup
+}
+
+func (s *sandbox) currentState() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.meta.State
+}
+
+func (s *sandbox) status() protocol.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return protocol.Status{ID: s.id, State: s.meta.State, Exit: s.meta.Exit}
+}
+
+// canceled is what a create returns that its caller gave up.
+var canceled = protocol.Errorf(protocol.KindCanceled, "create was cancelled")
+
+// create boots a sandbox. When it fails nothing of it is left.
+func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.File) (err error) {
+	if err := checkSpec(spec, len(files)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := k.reserve(spec, cancel)
+	if err != nil {
+		return err
+	}
+	defer k.calls.Done()
+	defer close(s.created)
+	s.work.Lock()
+	defer s.work.Unlock()
+	defer func() {
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil {
+			err = canceled
+		}
+		if derr := k.destroy(s); derr != nil {
+			k.log.Error("undo a create", "sandbox", s.id, "error", derr)
+			err = errors.Join(err, derr)
+		}
+	}()
+	// In the order in which they came, as many at a time as there are processors.
+	if err := k.starts.Acquire(ctx, 1); err != nil {
+		return canceled
+	}
+	defer k.starts.Release(1)
+	t0 := time.Now()
+	if err := os.Mkdir(sandboxDir(s.id), 0o700); err != nil {
+		return err
+	}
+	if err := s.meta.save(); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filestoreDir(s.id), 0o700); err != nil {
+		return err
+	}
+	st, err := k.prepare(spec, files, idRange(s.meta.Range))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := st.close(); cerr != nil {
+			k.log.Error("remove the mounts of a start", "sandbox", s.id, "error", cerr)
+		}
+	}()
+	if len(st.unmapped) > 0 {
+		k.log.Warn("no idmapped mounts; files belong to nobody inside", "sandbox", s.id, "parts", st.unmapped)
+	}
+	t1 := time.Now()
+	if ctx.Err() != nil {
+		return canceled
+	}
+	if err := k.boot(ctx, s, spec, st); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.meta.State = stateRunning
+	err = s.meta.save()
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := k.watchDeath(s); err != nil {
+		return err
+	}
+	k.log.Info("created", "sandbox", s.id, "mounts", t1.Sub(t0), "total", time.Since(t0))
+	go k.warm()
+	return nil
+}
+
+// checkSpec refuses what cannot be right before anything is made.
+func checkSpec(spec *protocol.Spec, files int) error {
+	if spec == nil {
+		return protocol.Errorf(protocol.KindInvalid, "create without a spec")
+	}
+	if err := validID(spec.ID); err != nil {
+		return err
+	}
+	ok := func(i int) bool { return i >= 0 && i < files }
+	valid := len(spec.Layers) > 0 && ok(spec.Guest)
+	for _, l := range spec.Layers {
+		valid = valid && ok(l.FD)
+	}
+	for _, b := range spec.Binds {
+		valid = valid && (b.Hide || ok(b.FD) && ok(b.Flat))
+	}
+	for _, m := range spec.Mounts {
+		valid = valid && ok(m.FD)
+	}
+	if !valid {
+		return protocol.Errorf(protocol.KindInvalid, "a descriptor of the spec is missing")
+	}
+	return nil
+}
+
+// reserve enters the sandbox under its id, with a range of ids of its own.
+func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandbox, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.retiring {
+		return nil, protocol.Errorf(protocol.KindUnavailable, "the keeper is being replaced; try again")
+	}
+	if k.sandboxes[spec.ID] != nil {
+		return nil, protocol.Errorf(protocol.KindExists, "sandbox %s exists", spec.ID)
+	}
+	i := k.freeRange()
+	if i < 0 {
+		return nil, protocol.Errorf(protocol.KindExhausted, "all %d ranges of user ids are in use", maxRanges)
+	}
+	k.ranges[i] = true
+	s := &sandbox{
+		id: spec.ID, cancel: cancel, created: make(chan struct{}), died: make(chan struct{}),
+		meta: meta{
+			ID: spec.ID, State: stateCreating, Range: i, Token: rand.Text(), Limits: spec.Limits,
+			Labels: spec.Labels, Created: time.Now().UTC(),
+		},
+	}
+	k.sandboxes[spec.ID] = s
+	k.calls.Add(1)
+	return s, nil
+}
+
+// boot starts gVisor and the guest. The sandbox's processes are in their control group when it returns; until then
+// only gVisor itself and the guest's start have run.
+func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *stage) error {
+	conf, err := k.configFor(spec)
+	if err != nil {
+		return err
+	}
+	oci := ociSpec(spec, st, s.meta.Token, idRange(s.meta.Range))
+	bundle, err := writeBundle(spec, k.instance, oci)
+	if err != nil {
+		return err
+	}
+	group, err := k.cgroups.create(s.id, spec.Limits)
+	if err != nil {
+		return err
+	}
+	s.group = group
+	s.meta.Group = group
+	host, guest, err := socketPair()
+	if err != nil {
+		return err
+	}
+	defer guest.Close()
+	t0 := time.Now()
+	cont, err := container.New(conf, container.Args{
+		ID: s.id, Spec: oci, BundleDir: bundle, PassFiles: map[int]*os.File{3: guest},
+	})
+	if err != nil {
+		host.Close()
+		return fmt.Errorf("create the sandbox process: %w", err)
+	}
+	s.cont = cont
+	t1 := time.Now()
+	s.meta.Sandbox = processOf(cont.Sandbox.Getpid())
+	s.meta.Gofer = processOf(cont.GoferPid.Load())
+	if err := s.meta.save(); err != nil {
+		host.Close()
+		return err
+	}
+	if s.channel, err = newChannel(host); err != nil {
+		host.Close()
+		return err
+	}
+	if ctx.Err() != nil {
+		return canceled
+	}
+	// Moving a process waits for the kernel's next grace period, so it goes along with the start.
+	placed := make(chan error, 1)
+	go func() { placed <- group.place(cont.Sandbox.Getpid(), cont.GoferPid.Load()) }()
+	// With "none" here, gVisor sets up a loopback interface and nothing else.
+	start := *conf
+	start.Network = config.NetworkNone
+	err = cont.Start(&start)
+	t2 := time.Now()
+	if perr := <-placed; perr != nil {
+		return errors.Join(err, perr)
+	}
+	if err != nil {
+		return fmt.Errorf("start the guest: %w", err)
+	}
+	k.log.Debug("booted", "sandbox", s.id, "new", t1.Sub(t0), "start", t2.Sub(t1), "cgroup", time.Since(t2))
+	if ctx.Err() != nil {
+		return canceled
+	}
+	return nil
+}
+
+// delete ends a sandbox and removes everything of it.
+func (k *Keeper) delete(id string) error {
+	if err := validID(id); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	s := k.sandboxes[id]
+	if s != nil {
+		k.calls.Add(1)
+	}
+	k.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	defer k.calls.Done()
+	s.mu.Lock()
+	s.deleting = true
+	s.mu.Unlock()
+	s.cancel()
+	<-s.created
+	s.work.Lock()
+	defer s.work.Unlock()
+	return k.destroy(s)
+}
+
+// destroy ends and removes; s.work is held. It may be repeated until it returns nil.
+func (k *Keeper) destroy(s *sandbox) error {
+	k.mu.Lock()
+	known := k.sandboxes[s.id] == s
+	k.mu.Unlock()
+	if !known {
+		return nil // another delete was first
+	}
+	s.mu.Lock()
+	s.deleting = true
+	ch := s.channel
+	s.mu.Unlock()
+	if ch != nil {
+		ch.session.Close()
+	}
+	if err := k.endRuntime(s); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(sandboxDir(s.id)); err != nil {
+		return fmt.Errorf("remove the sandbox's files: %w", err)
+	}
+	k.mu.Lock()
+	delete(k.sandboxes, s.id)
+	if s.meta.Range >= 0 {
+		delete(k.ranges, s.meta.Range)
+	}
+	k.lastUse = time.Now()
+	k.mu.Unlock()
+	return nil
+}
+
+// endRuntime ends the processes and removes what gVisor and the kernel hold for them. The files stay.
+func (k *Keeper) endRuntime(s *sandbox) error {
+	if s.cont != nil {
+		if err := s.cont.Destroy(); err != nil {
+			return fmt.Errorf("destroy the sandbox: %w", err)
+		}
+		s.cont = nil
+	}
+	// Also what no record names, because the keeper was killed between a fork and the record of it.
+	for _, p := range []process{s.meta.Sandbox, s.meta.Gofer} {
+		kill(p)
+	}
+	for _, p := range k.strays(s) {
+		kill(p)
+	}
+	removeGVisorState(s.id)
+	if err := s.group.remove(); err != nil {
+		return err
+	}
+	// The parents of a keeper that ran elsewhere; ours stay.
+	for ctl, dir := range s.group {
+		if parent := filepath.Dir(dir); parent != k.cgroups.parent[ctl] {
+			unix.Rmdir(parent)
+		}
+	}
+	return nil
+}
+
+// removeGVisorState removes the files that gVisor keeps for a sandbox by its id.
+func removeGVisorState(id string) {
+	names, err := os.ReadDir(gvisorRoot)
+	if err != nil {
+		return
+	}
+	for _, n := range names {
+		if n.Name() == "runsc-"+id+".sock" || strings.HasPrefix(n.Name(), id+"_") {
+			os.Remove(filepath.Join(gvisorRoot, n.Name()))
+		}
+	}
+}
+
+// kill ends a process, if it is still the one, and waits until it is gone.
+func kill(p process) {
+	if !p.alive() {
+		return
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if !p.alive() { // the descriptor is of its successor
+		return
+	}
+	unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	deadline := time.Now().Add(5 * time.Second)
+	for time.Now().Before(deadline) {
+		if n, err := unix.Poll(poll, 1000); err == nil && n > 0 {
+			return
+		}
+	}
+}
+
+// strays finds processes of a sandbox by the bundle that their command line names. Anybody may write such a command
+// line, so they must also run as the sandbox's own user.
+func (k *Keeper) strays(s *sandbox) []process {
+	if s.meta.Range < 0 {
+		return nil
+	}
+	procs, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	prefix := filepath.Join(sandboxDir(s.id), "bundle-"+k.instance+"-")
+	var found []process
+	for _, e := range procs {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat("/proc/"+e.Name(), &st) != nil {
+			continue
+		}
+		// A process that is not dumpable shows as root's here, so its status is asked.
+		b, err := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if err != nil || !strings.Contains(string(b), prefix) {
+			continue
+		}
+		if uid, err := realUID(pid); err == nil && uid == idRange(s.meta.Range) {
+			found = append(found, processOf(pid))
+		}
+	}
+	return found
+}
+
+func realUID(pid int) (uint32, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if rest, ok := strings.CutPrefix(line, "Uid:"); ok {
+			f := strings.Fields(rest)
+			if len(f) == 0 {
+				break
+			}
+			n, err := strconv.ParseUint(f[0], 10, 32)
+			return uint32(n), err
+		}
+	}
+	return 0, errors.New("no Uid line")
+}
+
+func (k *Keeper) list() []protocol.Status {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := make([]protocol.Status, 0, len(k.sandboxes))
+	for _, s := range k.sandboxes {
+		all = append(all, s.status())
+	}
+	return all
+}
+
+// running returns a sandbox that runs.
+func (k *Keeper) running(id string) (*sandbox, error) {
+	k.mu.Lock()
+	s := k.sandboxes[id]
+	k.mu.Unlock()
+	if s == nil {
+		return nil, protocol.Errorf(protocol.KindNotFound, "sandbox %s does not exist", id)
+	}
+	switch st := s.status(); st.State {
+	case stateRunning:
+		return s, nil
+	case stateDead:
+		return nil, protocol.Errorf(protocol.KindState, "sandbox %s has ended: %s", id, st.Exit.Message)
+	}
+	return nil, protocol.Errorf(protocol.KindUnavailable, "sandbox %s is not yet created", id)
+}
+
+// dial opens a stream to a port inside.
+func (k *Keeper) dial(ctx context.Context, id string, port uint16) (*channel, *yamux.Stream, error) {
+	if port == 0 {
+		return nil, nil, protocol.Errorf(protocol.KindInvalid, "port 0 cannot be dialled")
+	}
+	for {
+		s, err := k.running(id)
+		if err != nil {
+			return nil, nil, err
+		}
+		ch, err := s.open()
+		if err == nil {
+			var st *yamux.Stream
+			if st, err = ch.dial(port, ctx.Done()); err == nil {
+				return ch, st, nil
+			}
+		}
+		if ctx.Err() != nil {
+			return nil, nil, protocol.Errorf(protocol.KindCanceled, "dial was cancelled")
+		}
+		if errors.Is(err, errRefused) && port != guestPort {
+			return nil, nil, protocol.Errorf(protocol.KindUnavailable, "nothing listens on port %d of sandbox %s", port, id)
+		}
+		// The guest is not ready, or the channel broke; the sandbox's death ends the wait.
+		select {
+		case <-ctx.Done():
+		case <-s.died:
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// open returns the sandbox's channel, a new one if the old has ended.
+func (s *sandbox) open() (*channel, error) {
+	s.attach.Lock()
+	defer s.attach.Unlock()
+	s.mu.Lock()
+	ch, cont, token := s.channel, s.cont, s.meta.Token
+	s.mu.Unlock()
+	if !ch.closed() {
+		return ch, nil
+	}
+	if cont == nil {
+		return nil, errors.New("the sandbox has ended")
+	}
+	ch, err := reattach(cont, token)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.deleting || s.meta.State != stateRunning {
+		ch.session.Close()
+		return nil, errors.New("the sandbox has ended")
+	}
+	s.channel = ch
+	return ch, nil
+}
+
+func (k *Keeper) stats(id string) (*protocol.Stats, error) {
+	s, err := k.running(id)
+	if err != nil {
+		return nil, err
+	}
+	st := &protocol.Stats{}
+	s.group.stats(st)
+	st.Disk = diskUse(s.meta.Sandbox.PID)
+	return st, nil
+}
+
+// diskUse returns the blocks behind the root overlay: a file without a name that the sandbox process has open.
+func diskUse(pid int) int64 {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return 0
+	}
+	for _, fd := range fds {
+		at := filepath.Join(dir, fd.Name())
+		if name, err := os.Readlink(at); err != nil || !strings.Contains(name, "/runsc-filestore-") {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(at, &st) == nil {
+			return st.Blocks * 512
+		}
+	}
+	return 0
+}
