@@ -1,0 +1,169 @@
+// Command warren gives every coding agent its own computer: it is the command line, and with the verb serve the daemon behind it.
+//
+// Each verb has a file of its own. Errors go to standard error and say what to do; a failure of Warren's own exits with 125, and run
+// and exec otherwise exit as the command in the sandbox did.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// exitFailure is the exit code of Warren's own failures, which commands rarely use themselves.
+const exitFailure = 125
+
+func main() {
+	keepBrokenPipes()
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run runs one command line and returns its exit code.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := newApp(stdin, stdout, stderr)
+	root := newRoot(a)
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	a.progress.clear()
+	var exit exitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return int(exit)
+	case brokenPipe(err):
+		return 128 + 13 // whoever read the output, such as head, has seen enough
+	}
+	fmt.Fprintln(stderr, a.errorStyle("warren:"), describe(err))
+	return exitFailure
+}
+
+// exitError ends the program with this code and without a message: whoever returns it has said what there was to say.
+type exitError int
+
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// usageError is a command line that cannot be right.
+type usageError struct {
+	err     error
+	command string
+}
+
+func (e *usageError) Error() string {
+	return fmt.Sprintf("%v; see %s --help", e.err, e.command)
+}
+
+func (e *usageError) Unwrap() error { return e.err }
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "warren",
+		Short: "Every coding agent gets its own computer",
+		Long: `Warren runs commands in sandboxes, each with a kernel, files and a network of its own.
+
+The files in /workspace and /home/user of a sandbox are on the host at once and outlive it;
+everything else in a sandbox can be thrown away. With no daemon running, a verb starts one.
+An ID may be a name or any unique beginning of an id.`,
+		Example: `  warren run -- echo hello                          a command in a new sandbox
+  warren run -it --repo . --keep --name fix -- bash a shell in a copy of this repository
+  warren exec fix -- go test ./...                  another command in the same sandbox
+  warren diff fix                                   what changed, as a patch
+  warren commit fix -m "fix the parser"             ... as a commit on a branch of the cached repository
+  warren rm fix                                     remove the sandbox`,
+		SilenceErrors: true,
+
+		SuggestionsMinimumDistance: 2,
+		SilenceUsage:               true,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:                       cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			msg := fmt.Sprintf("unknown command %q", args[0])
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				msg += fmt.Sprintf("; did you mean %q?", near[0])
+			}
+			return &usageError{errors.New(msg), cmd.CommandPath()}
+		},
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{err, cmd.CommandPath()} })
+	flags := root.PersistentFlags()
+	flags.BoolVar(&a.json, "json", false, "print JSON, one object a line")
+	flags.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no notices")
+	flags.StringVar(&a.url, "url", "", "server to talk to, such as https://host:7420 (WARREN_URL); token in WARREN_TOKEN")
+	flags.StringVar(&a.dataDir, "data", "", "data directory (WARREN_HOME)")
+	root.AddGroup(
+		&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"},
+		&cobra.Group{ID: groupResult, Title: "Results:"},
+		&cobra.Group{ID: groupDurable, Title: "Images, repositories and workspaces:"},
+		&cobra.Group{ID: groupSystem, Title: "System:"},
+	)
+	for _, group := range []struct {
+		id    string
+		verbs []func(*app) *cobra.Command
+	}{
+		{groupSandbox, []func(*app) *cobra.Command{
+			runCommand, createCommand, execCommand, shellCommand, lsCommand, inspectCommand, updateCommand, rmCommand, restartCommand, cpCommand,
+			logsCommand, psCommand, killCommand, statsCommand, eventsCommand, searchCommand, portForwardCommand,
+		}},
+		{groupResult, []func(*app) *cobra.Command{diffCommand, commitCommand, pushCommand, patchCommand}},
+		{groupDurable, []func(*app) *cobra.Command{imageCommand, repoCommand, workspaceCommand}},
+		{groupSystem, []func(*app) *cobra.Command{
+			serveCommand, shutdownCommand, doctorCommand, tokenCommand, benchCommand, versionCommand, completionCommand,
+		}},
+	} {
+		for _, verb := range group.verbs {
+			cmd := verb(a)
+			cmd.GroupID = group.id
+			root.AddCommand(cmd)
+		}
+	}
+	wrapArgs(root)
+	return root
+}
+
+const (
+	groupSandbox = "sandbox"
+	groupResult  = "result"
+	groupDurable = "durable"
+	groupSystem  = "system"
+)
+
+// wrapArgs makes every complaint about arguments say where to read on.
+func wrapArgs(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return &usageError{err, cmd.CommandPath()}
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		wrapArgs(sub)
+	}
+}
+
+// parent makes a command that only holds others.
+func parent(use, short, example string, subs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Example: example,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return &usageError{fmt.Errorf("unknown command %q", args[0]), cmd.CommandPath()}
+		},
+	}
+	cmd.AddCommand(subs...)
+	return cmd
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/warren-sandbox/warren"
+)
+
+// stopTimeout is how long a daemon may take to end: it finishes what it is writing, and no more.
+const stopTimeout = 30 * time.Second
+
+func shutdownCommand(a *app) *cobra.Command {
+	var sandboxes bool
+	cmd := &cobra.Command{
+		Use:   "shutdown [flags]",
+		Short: "End the local daemon",
+		Long: `End the daemon of this data directory. Sandboxes and what runs in them go on, and the next command starts a daemon that finds
+them again; with --sandboxes they are removed first and no process of Warren is left.`,
+		Example: `  warren shutdown                                    to start a newer daemon, for example
+  warren shutdown --sandboxes                        leave nothing running`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if a.remote() != "" {
+				return fmt.Errorf("shutdown: %w: only a daemon of this machine can be ended; unset WARREN_URL", warren.ErrInvalid)
+			}
+			dir, err := a.home()
+			if err != nil {
+				return err
+			}
+			if sandboxes {
+				if err := a.removeAll(cmd.Context(), dir); err != nil {
+					return err
+				}
+			}
+			return stopDaemon(cmd.Context(), dir)
+		},
+	}
+	cmd.Flags().BoolVar(&sandboxes, "sandboxes", false, "remove all sandboxes first, those of every user included")
+	return cmd
+}
+
+// removeAll removes every sandbox, by a daemon, which is started if there is none but something to remove.
+func (a *app) removeAll(ctx context.Context, dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	c, err := a.client(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var ids []string
+	for sb, err := range c.Sandboxes(ctx, warren.ListOptions{}) {
+		if err != nil {
+			return err
+		}
+		ids = append(ids, string(sb.ID))
+	}
+	quiet := *a
+	quiet.quiet = true
+	return quiet.each(ctx, ids, func(ctx context.Context, id string) error {
+		return c.DeleteSandbox(ctx, id, warren.DeleteOptions{AllowMissing: true})
+	})
+}
+
+// stopDaemon ends the daemon that holds the lock of a data directory and waits until the lock is free.
+func stopDaemon(ctx context.Context, dir string) error {
+	pid, err := daemonPID(dir)
+	if err != nil || pid == 0 {
+		return err
+	}
+	// The handle is of this very process; that it still holds the lock is looked at after it was opened.
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Release() }()
+	if again, err := daemonPID(dir); err != nil || again != pid {
+		return err
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("end the daemon (process %d): %w", pid, err)
+	}
+	deadline := time.After(stopTimeout)
+	for {
+		now, err := daemonPID(dir)
+		if err != nil || now != pid {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline:
+			return fmt.Errorf("the daemon (process %d) does not end: %w; look into %s, or kill -9 it, which loses nothing", pid, warren.ErrUnavailable, logPath(dir))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/warren-sandbox/warren"
+)
+
+func updateCommand(a *app) *cobra.Command {
+	var name string
+	var labels, unlabel []string
+	var idle, ttl time.Duration
+	var keep bool
+	cmd := &cobra.Command{
+		Use:   "update ID [flags]",
+		Short: "Change the name, labels or limits of time of a sandbox",
+		Example: `  warren update 3f2 --name fix
+  warren update fix --label job=review --unlabel draft
+  warren update fix --ttl 2h                         two more hours from now; 0 removes the limit`,
+		Args: exactly("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			set, err := pairs("label", labels)
+			if err != nil {
+				return err
+			}
+			change := warren.Change{SetLabels: set, RemoveLabels: unlabel}
+			flags := cmd.Flags()
+			if flags.Changed("name") {
+				change.Name = &name
+			}
+			if flags.Changed("idle-timeout") {
+				change.IdleTimeout = &idle
+			}
+			if flags.Changed("ttl") {
+				change.TTL = &ttl
+			}
+			if flags.Changed("keep-workspace") {
+				change.KeepWorkspace = &keep
+			}
+			c, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			sb := c.Ref(args[0])
+			if err := sb.Update(cmd.Context(), change); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(sb)
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&name, "name", "", "new name; empty removes it")
+	flags.StringArrayVarP(&labels, "label", "l", nil, "set a label, as K=V")
+	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label")
+	flags.DurationVar(&idle, "idle-timeout", 0, "remove this long after the last call; 0 means never")
+	flags.DurationVar(&ttl, "ttl", 0, "remove this long from now; 0 means never")
+	flags.BoolVar(&keep, "keep-workspace", false, "keep the workspace when the sandbox is removed")
+	return cmd
+}
