@@ -101,18 +101,15 @@ func (c *Cmd) view() ([]mount, func(string) string) {
 	own := len(mounts)
 	add := func(name, dir string, writable bool) {
 		if dir != "" && !slices.ContainsFunc(mounts[own:], func(m mount) bool { return m.source == dir }) {
-			mounts = append(mounts, mount{source: dir, target: name, writable: writable && !c.Confine.ReadOnly})
+			mounts = append(mounts, mount{source: dir, target: name, writable: writable})
 		}
 	}
 	// Names of our own, so that git's messages hold no path of the host.
-	add("/git", c.Dir, true)
-	add("/workspace", c.WorkTree, true)
+	add("/git", c.Dir, false)
+	add("/workspace", c.WorkTree, c.Confine.WriteTree)
 	add("/objects", c.Objects, true)
 	if c.Index != "" {
 		add("/index", filepath.Dir(c.Index), true)
-	}
-	for i, d := range c.Confine.Writable {
-		add(fmt.Sprintf("/writable%d", i), d, true)
 	}
 	for i, d := range c.Alternates {
 		add(fmt.Sprintf("/alternate%d", i), d, false)

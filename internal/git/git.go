@@ -70,17 +70,15 @@ type Cmd struct {
 // Owner is a user and group of the host.
 type Owner struct{ UID, GID uint32 }
 
-// Confine says what a confined command sees and as whom it runs. The directories of the Cmd are visible too:
-// Dir, WorkTree, Objects and the directory of Index for writing, Alternates for reading only.
+// Confine says what a confined command sees and as whom it runs. The directories of the Cmd are what it sees:
+// Objects and the directory of Index for writing, all others for reading only.
 type Confine struct {
 	// IDBase is the host id that stands for 0; 65536 ids from there on are the command's.
 	IDBase uint32
 	// UID within that range; the group is the same.
 	UID uint32
-	// ReadOnly makes all directories of the Cmd read-only.
-	ReadOnly bool
-	// Writable lists more directories.
-	Writable []string
+	// WriteTree makes the WorkTree writable.
+	WriteTree bool
 }
 
 // MaxOutput is how much Output collects.

@@ -1,0 +1,376 @@
+package workspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/git"
+)
+
+// DiffOptions of Diff.
+type DiffOptions struct {
+	// All shows ignored files too.
+	All bool
+	// Stat writes a summary of changed files instead of the patch.
+	Stat bool
+}
+
+// Diff writes all changes since the workspace was cut, as a patch that `git apply` takes, binary files included. It shows
+// the files as they are on disk now, whatever was committed inside. A sandbox may be writing meanwhile: each file is shown
+// as it was at one moment.
+func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error {
+	m, err := s.ready(id)
+	if err != nil {
+		return err
+	}
+	sc, err := s.scratch(id)
+	if err != nil {
+		return err
+	}
+	defer sc.close()
+	snap, err := s.snapshot(ctx, id, m, sc, o.All)
+	if err != nil {
+		return fmt.Errorf("diff of workspace %s: %w", id, err)
+	}
+	// What git ignores before the first file of a patch is where a patch can say something.
+	for _, n := range snap.notes {
+		if _, err := fmt.Fprintf(w, "# warren: %s\n", n); err != nil {
+			return err
+		}
+	}
+	base, err := s.baseTree(ctx, id, m, sc)
+	if err != nil {
+		return err
+	}
+	// Without a work tree git reads no attributes, so that no file can have itself shown as binary.
+	diff := s.confined(id, m, sc, "diff-tree", "-r", "-M", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--src-prefix=a/", "--dst-prefix=b/")
+	if o.Stat {
+		diff.Args = append(diff.Args, "--stat=120", "--summary")
+	} else {
+		diff.Args = append(diff.Args, "-p", "--binary")
+	}
+	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
+	diff.Stdout = w
+	return diff.Run(ctx)
+}
+
+// ready returns the record of a workspace whose checkout is complete.
+func (s *Store) ready(id warren.WorkspaceID) (*meta, error) {
+	m, err := s.load(id)
+	if err != nil {
+		return nil, err
+	}
+	if !m.Populated {
+		return nil, fmt.Errorf("workspace %s is not checked out yet: %w", id, warren.ErrState)
+	}
+	return m, nil
+}
+
+// baseTree returns what the workspace is compared with.
+func (s *Store) baseTree(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch) (string, error) {
+	if m.Commit != "" {
+		return m.Commit, nil
+	}
+	c := s.confined(id, m, sc, "mktree")
+	c.Stdin = strings.NewReader("")
+	return c.Line(ctx)
+}
+
+// snap is the state of a workspace's files, as a tree in the scratch directory's objects.
+type snap struct {
+	tree  string
+	notes []string // about what git cannot carry
+}
+
+// attempts is how often a snapshot is begun anew because files changed or vanished under it.
+const attempts = 4
+
+// snapshot records the files as a tree. It starts from the index of the base commit, so that only what changed is read.
+func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool) (*snap, error) {
+	for i := 1; ; i++ {
+		sn, err := s.trySnapshot(ctx, id, m, sc, all)
+		if err == nil || i == attempts || ctx.Err() != nil || git.ExitCode(err) == 0 {
+			return sn, err
+		}
+		var ge *git.Error
+		if !errors.As(err, &ge) {
+			return nil, err
+		}
+		s.o.Logger.DebugContext(ctx, "files changed while they were read, again", "workspace", id, "err", err)
+	}
+}
+
+func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool) (*snap, error) {
+	onTree := func(args ...string) *git.Cmd {
+		c := s.confined(id, m, sc, args...)
+		c.WorkTree = s.files(id)
+		return c
+	}
+	ours := filepath.Join(s.dir(id), "git")
+	x := &index{}
+	raw, err := os.ReadFile(filepath.Join(ours, "index"))
+	if err == nil {
+		if err := s.writeIndex(sc, raw); err != nil {
+			return nil, err
+		}
+		// Exit 1 says that files differ; their entries stay as they are.
+		if err := onTree("update-index", "-q", "--refresh", "--ignore-submodules").Run(ctx); err != nil && git.ExitCode(err) != 1 {
+			return nil, err
+		}
+		fresh, err := sc.readIndex()
+		if err != nil {
+			return nil, err
+		}
+		if !bytes.Equal(fresh, raw) {
+			// The next call need not read these files again. Entries tell of the same commit, whoever is last.
+			if err := writeFile(ours, "index", fresh, 0o644, false); err != nil {
+				return nil, err
+			}
+		}
+		if x, err = parseIndex(fresh, m.Format); err != nil {
+			return nil, err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	ls := onTree("ls-files", "-z", "--modified", "--deleted", "--others")
+	if !all {
+		ls.Args = append(ls.Args, "--exclude-standard")
+	}
+	out, err := ls.Output(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ch := &changes{s: s, id: id}
+	if err := ch.open(); err != nil {
+		return nil, err
+	}
+	defer ch.close()
+	for name := range strings.SplitSeq(string(out), "\x00") {
+		if err := ch.take(name); err != nil {
+			return nil, err
+		}
+	}
+	for _, e := range x.entries {
+		if e.mode&unix.S_IFMT == 0o160000 {
+			if err := ch.submodule(e.name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(ch.nested) > 0 && !all {
+		if err := s.dropIgnored(ctx, onTree, ch); err != nil {
+			return nil, err
+		}
+	}
+	add := append(ch.add, ch.nested...)
+	if len(ch.gone) > 0 {
+		var in bytes.Buffer
+		zero := strings.Repeat("0", 40)
+		if m.Format == "sha256" {
+			zero = strings.Repeat("0", 64)
+		}
+		for _, n := range ch.gone {
+			in.WriteString("0 " + zero + "\t" + n + "\x00")
+		}
+		c := onTree("update-index", "-z", "--index-info")
+		c.Stdin = &in
+		if err := c.Run(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if len(add) > 0 {
+		slices.Sort(add)
+		c := onTree("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
+		c.Stdin = strings.NewReader(strings.Join(add, "\x00") + "\x00")
+		c.Config = []git.Setting{{Key: "core.compression", Value: "1"}, {Key: "core.bigFileThreshold", Value: "32m"}}
+		if err := c.Run(ctx); err != nil {
+			return nil, err
+		}
+	}
+	tree, err := s.confined(id, m, sc, "write-tree").Line(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &snap{tree: tree, notes: ch.notes}, nil
+}
+
+// changes sorts what git lists into files to record and files that are gone.
+type changes struct {
+	s    *Store
+	id   warren.WorkspaceID
+	root *os.Root
+	walk *walker
+	seen map[string]bool
+	add  []string
+	gone []string
+	// nested are files of repositories inside the workspace.
+	nested []string
+	notes  []string
+}
+
+func (c *changes) open() (err error) {
+	c.seen = map[string]bool{}
+	if c.root, err = os.OpenRoot(c.s.files(c.id)); err != nil {
+		return err
+	}
+	c.walk, err = newWalker(c.s.files(c.id))
+	if err != nil {
+		c.root.Close()
+	}
+	return err
+}
+
+func (c *changes) close() {
+	c.walk.close()
+	c.root.Close()
+}
+
+// take sorts one name from git ls-files; one that ends with a slash is a repository of its own.
+func (c *changes) take(name string) error {
+	if name == "" || c.seen[name] {
+		return nil
+	}
+	c.seen[name] = true
+	if dir, ok := strings.CutSuffix(name, "/"); ok {
+		return c.repository(dir, 0)
+	}
+	if hasDotGit(name) {
+		c.note("%s is not in the patch: git cannot carry files named .git", name)
+		return nil
+	}
+	mode, err := c.mode(name)
+	if err != nil {
+		return err
+	}
+	switch mode {
+	case unix.S_IFREG, unix.S_IFLNK:
+		c.add = append(c.add, name)
+	default:
+		c.gone = append(c.gone, name)
+	}
+	return nil
+}
+
+// mode returns the type of a file, 0 when it is not there or a part of its path is not a directory.
+func (c *changes) mode(name string) (uint32, error) {
+	dir, err := c.walk.dir(path.Dir(name))
+	if err != nil {
+		if vanished(err) {
+			return 0, nil
+		}
+		return 0, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, path.Base(name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if vanished(err) {
+			return 0, nil
+		}
+		return 0, err
+	}
+	return st.Mode & unix.S_IFMT, nil
+}
+
+// repository takes the files of a repository inside the workspace as plain files.
+func (c *changes) repository(dir string, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("%.80s...: directories are nested more than %d deep: %w", dir, maxDepth, warren.ErrInvalid)
+	}
+	f, err := c.root.Open(dir)
+	if err != nil {
+		if vanished(err) || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	entries, err := f.ReadDir(-1)
+	f.Close()
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := dir + "/" + e.Name()
+		switch {
+		case strings.EqualFold(e.Name(), ".git"):
+		case e.IsDir():
+			if err := c.repository(name, depth+1); err != nil {
+				return err
+			}
+		case e.Type().IsRegular() || e.Type()&fs.ModeSymlink != 0:
+			c.nested = append(c.nested, name)
+		}
+	}
+	return nil
+}
+
+// submodule looks at a submodule of the base commit. Git leaves out what is in its directory.
+func (c *changes) submodule(name string) error {
+	mode, err := c.mode(name)
+	if err != nil || mode != unix.S_IFDIR {
+		return err
+	}
+	if git, err := c.mode(name + "/.git"); err != nil {
+		return err
+	} else if git != 0 {
+		c.note("%s is a submodule with a repository of its own: its files are not in the patch", name)
+		return nil
+	}
+	before := len(c.nested)
+	if err := c.repository(name, 0); err != nil {
+		return err
+	}
+	if len(c.nested) > before {
+		c.gone = append(c.gone, name)
+	}
+	return nil
+}
+
+func (c *changes) note(format, name string) {
+	c.notes = append(c.notes, fmt.Sprintf(format, printable(name)))
+}
+
+// dropIgnored takes out of the nested files what .gitignore files name.
+func (s *Store) dropIgnored(ctx context.Context, onTree func(...string) *git.Cmd, ch *changes) error {
+	c := onTree("check-ignore", "-z", "--no-index", "--stdin")
+	c.Stdin = strings.NewReader(strings.Join(ch.nested, "\x00") + "\x00")
+	out, err := c.Output(ctx)
+	if err != nil && git.ExitCode(err) != 1 { // 1: none
+		return err
+	}
+	ignored := map[string]bool{}
+	for n := range strings.SplitSeq(string(out), "\x00") {
+		ignored[n] = true
+	}
+	ch.nested = slices.DeleteFunc(ch.nested, func(n string) bool { return ignored[n] })
+	return nil
+}
+
+func hasDotGit(name string) bool {
+	for part := range strings.SplitSeq(name, "/") {
+		if strings.EqualFold(part, ".git") {
+			return true
+		}
+	}
+	return false
+}
+
+// printable quotes a name for a line of text.
+func printable(name string) string {
+	q := fmt.Sprintf("%q", name)
+	if q == `"`+name+`"` {
+		return name
+	}
+	return q
+}

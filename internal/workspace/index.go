@@ -1,0 +1,142 @@
+package workspace
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"path"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren"
+)
+
+// index is a git index of version 2, the only one that our configuration makes: a header, entries of 62 bytes (with
+// sha1) and a name, padded with zeros to a multiple of 8, extensions, and a checksum of it all.
+type index struct {
+	raw     []byte
+	sum     func() hash.Hash
+	entries []entry
+	end     int // of the entries
+}
+
+// entry is a file in an index; at is where it begins.
+type entry struct {
+	at   int
+	mode uint32
+	name string
+}
+
+var errIndex = fmt.Errorf("git's index is damaged: %w", warren.ErrState)
+
+// parseIndex reads an index. The bytes may come from anybody.
+func parseIndex(raw []byte, format string) (*index, error) {
+	x := &index{raw: raw, sum: sha1.New}
+	size := sha1.Size
+	if format == "sha256" {
+		x.sum, size = sha256.New, sha256.Size
+	}
+	if len(raw) < 12+size || string(raw[:4]) != "DIRC" || binary.BigEndian.Uint32(raw[4:]) != 2 {
+		return nil, errIndex
+	}
+	n := binary.BigEndian.Uint32(raw[8:])
+	at, limit := 12, len(raw)-size
+	fixed := 40 + size + 2
+	if int64(n)*int64(fixed) > int64(limit) {
+		return nil, errIndex
+	}
+	x.entries = make([]entry, 0, n)
+	for range n {
+		if at+fixed > limit {
+			return nil, errIndex
+		}
+		nul := bytes.IndexByte(raw[at+fixed:limit], 0)
+		if nul <= 0 {
+			return nil, errIndex
+		}
+		x.entries = append(x.entries, entry{at: at, mode: binary.BigEndian.Uint32(raw[at+24:]), name: string(raw[at+fixed : at+fixed+nul])})
+		at += (fixed + nul + 8) &^ 7
+	}
+	if at > limit {
+		return nil, errIndex
+	}
+	x.end = at
+	return x, nil
+}
+
+// seal returns the index with a fresh checksum and without extensions, which are caches.
+func (x *index) seal() []byte {
+	out := bytes.Clone(x.raw[:x.end])
+	h := x.sum()
+	h.Write(out)
+	return h.Sum(out)
+}
+
+// settle makes both indexes right after a checkout. Git takes a file whose time is not before that of the index for one
+// that may have changed in between, and reads it again; after a checkout that would be all of them, at each status
+// until the index is written anew. So the files' times are set two seconds back, and the entries say so. A file that is not as git
+// wrote it keeps its entry, which no longer fits, and will be read.
+//
+// Ours keeps the host's inode, owner and change time, which nobody in a sandbox can set.
+func (s *Store) settle(id warren.WorkspaceID, m *meta, raw []byte) (ours, theirs []byte, err error) {
+	x, err := parseIndex(raw, m.Format)
+	if err != nil {
+		return nil, nil, err
+	}
+	t := time.Now().Add(-2 * time.Second).Truncate(time.Second)
+	ts := unix.NsecToTimespec(t.UnixNano())
+	times := []unix.Timespec{ts, ts}
+	w, err := newWalker(s.files(id))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer w.close()
+	for _, e := range x.entries {
+		if e.mode&unix.S_IFMT == 0o160000 {
+			continue
+		}
+		dir, err := w.dir(path.Dir(e.name))
+		if err != nil {
+			if vanished(err) {
+				continue
+			}
+			return nil, nil, err
+		}
+		b := x.raw[e.at:]
+		var st unix.Stat_t
+		base := path.Base(e.name)
+		if unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || !sameStat(b, &st) {
+			continue
+		}
+		if err := unix.UtimesNanoAt(dir, base, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return nil, nil, err
+		}
+		if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return nil, nil, err
+		}
+		be := binary.BigEndian
+		be.PutUint32(b[0:], uint32(st.Ctim.Sec))
+		be.PutUint32(b[4:], uint32(st.Ctim.Nsec))
+		be.PutUint32(b[8:], uint32(st.Mtim.Sec))
+		be.PutUint32(b[12:], uint32(st.Mtim.Nsec))
+	}
+	ours = x.seal()
+	return ours, ours, nil
+}
+
+// sameStat reports whether a file is as the index entry says.
+func sameStat(b []byte, st *unix.Stat_t) bool {
+	be := binary.BigEndian
+	return be.Uint32(b[0:]) == uint32(st.Ctim.Sec) && be.Uint32(b[4:]) == uint32(st.Ctim.Nsec) &&
+		be.Uint32(b[8:]) == uint32(st.Mtim.Sec) && be.Uint32(b[12:]) == uint32(st.Mtim.Nsec) &&
+		be.Uint32(b[20:]) == uint32(st.Ino) && be.Uint32(b[36:]) == uint32(st.Size)
+}
+
+func vanished(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+}
