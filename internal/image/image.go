@@ -26,13 +26,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/image/hostroot"
+	"github.com/warren-sandbox/warren/internal/image/unpack"
 )
 
 // HostName is the name of the image that shows the host's own programs.
@@ -46,14 +47,21 @@ type Options struct {
 	Logger *slog.Logger
 	// HostRoot is what the image host is made from, "/" when empty. Tests give a made-up tree.
 	HostRoot string
+	// Limits of each layer that is unpacked; zeros mean the defaults.
+	Limits unpack.Limits
+	// Keychain has the credentials for registries; nil means the user's Docker configuration and its helpers.
+	Keychain authn.Keychain
 }
 
 // Store keeps images below one directory.
 type Store struct {
-	dir  string
-	base uint32
-	log  *slog.Logger
-	host *hostroot.Host
+	dir    string
+	base   uint32
+	log    *slog.Logger
+	host   *hostroot.Host
+	limits unpack.Limits
+	keys   authn.Keychain
+	hook   func(step string)
 }
 
 // Image is a root file system that a sandbox can start from.
@@ -83,15 +91,18 @@ func Open(o Options) (*Store, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{dir: o.Dir, base: o.IDBase, log: o.Logger}
-	for _, d := range []string{"", "blobs/sha256", "layers", "refs", "locks", "host"} {
+	s := &Store{dir: o.Dir, base: o.IDBase, log: o.Logger, limits: o.Limits, keys: o.Keychain}
+	for _, d := range []string{"", "blobs", "blobs/sha256", "layers", "refs", "locks", "host"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, d), 0o700); err != nil {
-			return nil, fmt.Errorf("open the image store: %w", err)
+			return nil, fmt.Errorf("open the image store: %w", storeError(err))
 		}
 	}
 	var err error
 	s.host, err = hostroot.Open(hostroot.Options{Host: o.HostRoot, Dir: filepath.Join(o.Dir, "host"), IDBase: o.IDBase, Logger: o.Logger})
 	if err != nil {
+		return nil, fmt.Errorf("open the image store: %w", storeError(err))
+	}
+	if err := s.collect(true); err != nil {
 		return nil, fmt.Errorf("open the image store: %w", err)
 	}
 	return s, nil
@@ -103,13 +114,72 @@ func (s *Store) Close() error {
 	return nil
 }
 
+// Prepare starts in the background what the first Resolve of the host's image needs, so that the first sandbox of a new data
+// directory does not wait for it.
+func (s *Store) Prepare() { s.host.Prepare() }
+
+// minPrefix is how many digits of a digest name an image.
+const minPrefix = 6
+
 // Resolve finds an image: "host", a name with or without its tag, name@digest, a digest, or a prefix of at least six
 // hexadecimal digits that only one image has. One that is not there gives [warren.ErrNotFound].
 func (s *Store) Resolve(ctx context.Context, ref string) (*Image, error) {
 	if ref == HostName || strings.HasPrefix(ref, HostName+":") {
 		return s.resolveHost(ctx, ref)
 	}
+	r, err := s.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.image(r)
+}
+
+// find looks for the record that a reference means.
+func (s *Store) find(ref string) (*record, error) {
+	k, kerr := key(ref)
+	if kerr == nil {
+		if r, err := s.loadRecord(k); err != nil || r != nil {
+			return r, err
+		}
+	}
+	recs, _, err := s.records()
+	if err != nil {
+		return nil, err
+	}
+	repo, digest, pinned := strings.Cut(k, "@")
+	hex := strings.TrimPrefix(ref, "sha256:")
+	var hits []*record
+	for _, r := range recs {
+		for _, d := range append([]string{r.Digest}, r.Pins...) {
+			byPrefix := len(hex) >= minPrefix && strings.HasPrefix(d, "sha256:"+hex)
+			if byPrefix || pinned && d == digest && repository(r.Key) == repo {
+				hits = append(hits, r)
+				break
+			}
+		}
+	}
+	for _, r := range hits {
+		if r.Digest != hits[0].Digest {
+			return nil, fmt.Errorf("image %q: %w: several images begin so, among them %s and %s; give more digits", ref, warren.ErrInvalid, hits[0].Name, r.Name)
+		}
+	}
+	switch {
+	case len(hits) > 0:
+		return hits[0], nil
+	case kerr != nil && hex == ref:
+		return nil, kerr
+	}
 	return nil, fmt.Errorf("image %q: %w; run `warren image pull %s` first", ref, warren.ErrNotFound, ref)
+}
+
+// repository is a canonical name without its tag or digest.
+func repository(key string) string {
+	key, _, _ = strings.Cut(key, aside)
+	key, _, _ = strings.Cut(key, "@")
+	if i := strings.LastIndexByte(key, ':'); i > strings.LastIndexByte(key, '/') {
+		key = key[:i]
+	}
+	return key
 }
 
 // resolveHost resolves the host's image, and its digest as long as the host has not changed.
@@ -127,13 +197,61 @@ func (s *Store) resolveHost(ctx context.Context, ref string) (*Image, error) {
 	return &Image{Name: HostName, Digest: h.Digest, Kind: "host", Size: h.Size, Created: h.Created, Config: Config{Env: h.Env}, Root: h.Root}, nil
 }
 
-// List returns all images, the host's first, then by name.
+// List returns all images, the host's first, then by name. One whose layers are damaged is left out and told to the log.
 func (s *Store) List(ctx context.Context) ([]*Image, error) {
-	var list []*Image
 	h, err := s.resolveHost(ctx, HostName)
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(list, func(a, b *Image) int { return strings.Compare(a.Name, b.Name) })
-	return slices.Insert(list, 0, h), nil
+	recs, _, err := s.records()
+	if err != nil {
+		return nil, err
+	}
+	list := []*Image{h}
+	for _, r := range recs {
+		im, err := s.image(r)
+		if err != nil {
+			s.log.Error("list images", "image", r.Name, "err", err)
+			continue
+		}
+		list = append(list, im)
+	}
+	return list, nil
+}
+
+// Delete removes an image, by the references that Resolve takes, and the layers that no other image needs. It does not ask
+// whether a sandbox uses it: the engine does before. A digest that has several names loses the first of them only.
+func (s *Store) Delete(ctx context.Context, ref string) error {
+	if ref == HostName || strings.HasPrefix(ref, HostName+":") {
+		return fmt.Errorf("image %q: %w: the host's image cannot be deleted", ref, warren.ErrInvalid)
+	}
+	r, err := s.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(s.refPath(r.Key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("image %q: %w", ref, err)
+	}
+	s.step("name removed")
+	return s.collect(true)
+}
+
+// Skeletons returns the digests ("host:…") of the host image's directories, the one in use and those of earlier states of the
+// host. PruneHost removes all that keep does not name, save the current one; the engine names those of running sandboxes.
+func (s *Store) Skeletons() ([]string, error) { return s.host.Skeletons() }
+
+// PruneHost removes the host image's directories that keep does not name; the current one always stays.
+func (s *Store) PruneHost(keep map[string]bool) error {
+	list, err := s.host.Skeletons()
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		if !keep[d] {
+			if err := s.host.Delete(d); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

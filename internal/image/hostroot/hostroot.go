@@ -146,6 +146,15 @@ func (h *Host) Resolve(ctx context.Context) (*Image, error) {
 	return h.image(s), nil
 }
 
+// Prepare resolves in the background.
+func (h *Host) Prepare() {
+	h.done.Go(func() {
+		if _, err := h.Resolve(h.ctx); err != nil && h.ctx.Err() == nil {
+			h.o.Logger.Warn("prepare the image host", "err", err)
+		}
+	})
+}
+
 // Skeletons returns the digests of all skeletons on disk, and Delete removes one of them.
 func (h *Host) Skeletons() ([]string, error) {
 	list, err := os.ReadDir(h.o.Dir)
