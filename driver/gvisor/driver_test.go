@@ -21,6 +21,7 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 // binaries are built once for all tests.
@@ -61,9 +62,7 @@ type env struct {
 
 func newEnv(t testing.TB) *env {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedsRoot(t)
 	bin, err := binaries()
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +108,7 @@ func (e *env) close() {
 	if err := e.d.Shutdown(ctx); err != nil {
 		e.t.Error(err)
 	}
-	if e.t.Failed() {
+	if e.t.Failed() || os.Getenv("GVISOR_LOG") != "" {
 		if b, err := os.ReadFile(filepath.Join(e.state, "keeper.log")); err == nil {
 			e.t.Logf("keeper.log:\n%s", b)
 		}
@@ -258,16 +257,4 @@ func (e *env) tryRun(id warren.SandboxID, script string) (string, error) {
 		return out, fmt.Errorf("exit %s: %s", code, out)
 	}
 	return out, nil
-}
-
-func TestLife(t *testing.T) {
-	e := newEnv(t)
-	id := e.create(e.spec())
-	if got := e.run(id, "echo hello; id -u; hostname"); got != "hello\n0\nbox" {
-		t.Errorf("output %q", got)
-	}
-	t.Log(e.run(id, "cat /proc/mounts; ls -la / /home; grep -E 'MemTotal' /proc/meminfo; nproc; ls -ln /tmp /usr | head; cat /etc/hosts; df -h"))
-	if err := e.d.Delete(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -173,16 +173,20 @@ func memoryHeadroom(limit int64) int64 { return 96<<20 + limit/8 }
 // guards the host; what a sandbox may have is RLIMIT_NPROC inside.
 func pidsGuard(limit uint32) uint64 { return 4*uint64(limit) + 256 }
 
-// create makes a group with limits.
-func (c *cgroups) create(id string, l protocol.Limits) (cgroup, error) {
+// group names the directories of a sandbox's group. They are on record before they exist.
+func (c *cgroups) group(id string) cgroup {
 	g := cgroup{}
 	for ctl, parent := range c.parent {
 		g[ctl] = filepath.Join(parent, id)
 	}
+	return g
+}
+
+// create makes the group and sets limits. What it made on failure, remove removes.
+func (g cgroup) create(l protocol.Limits) error {
 	for ctl, dir := range g {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			g.remove()
-			return nil, fmt.Errorf("make a control group: %w", err)
+			return fmt.Errorf("make a control group: %w", err)
 		}
 		if ctl == unified {
 			// The parent of our own must hand the controllers on.
@@ -191,11 +195,7 @@ func (c *cgroups) create(id string, l protocol.Limits) (cgroup, error) {
 			}
 		}
 	}
-	if err := g.limit(l); err != nil {
-		g.remove()
-		return nil, err
-	}
-	return g, nil
+	return g.limit(l)
 }
 
 // limit writes limits. A controller that is missing was told by Check and does not stop a sandbox; a write that fails
@@ -356,9 +356,15 @@ func (g cgroup) remove() error {
 	return errors.Join(errs...)
 }
 
-// close removes the parents, if nothing is left in them.
+// close removes the parents and whatever is still in them.
 func (c *cgroups) close() {
 	for _, dir := range c.parent {
+		children, _ := os.ReadDir(dir)
+		for _, child := range children {
+			if child.IsDir() {
+				cgroup{"": filepath.Join(dir, child.Name())}.remove()
+			}
+		}
 		unix.Rmdir(dir)
 	}
 }

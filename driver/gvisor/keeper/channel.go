@@ -44,9 +44,9 @@ func newChannel(c net.Conn) (*channel, error) {
 	conf.EnableKeepAlive = false // the other end is on this machine
 	conf.StreamOpenTimeout = 0
 	// A direction may stay closed for long while the other is used. An abandoned stream does not wait for this, see reset.
-	conf.StreamCloseTimeout = time.Hour
-	// A guest without processor time is slow, not gone.
-	conf.ConnectionWriteTimeout = time.Minute
+	conf.StreamCloseTimeout = 24 * time.Hour
+	// A guest without processor time, or a paused one, is slow and not gone.
+	conf.ConnectionWriteTimeout = time.Hour
 	conf.MaxStreamWindowSize = 1 << 20
 	conf.LogOutput = io.Discard
 	s, err := yamux.Client(fc, conf)
@@ -223,7 +223,7 @@ func reattach(c *container.Container, token string) (*channel, error) {
 
 // upgrade makes a connection to the guest's HTTP server a channel.
 func upgrade(conn net.Conn, token string) (net.Conn, error) {
-	_, err := fmt.Fprintf(conn, "GET /warren/channel HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: warren-channel\r\nX-Access-Token: %s\r\nAuthorization: Bearer %s\r\n\r\n", token, token)
+	_, err := fmt.Fprintf(conn, "GET /warren/channel HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: warren-channel\r\nX-Channel-Token: %s\r\n\r\n", token)
 	if err != nil {
 		return nil, err
 	}

@@ -215,7 +215,9 @@ func (k *Keeper) takeOver() error {
 			continue
 		}
 		s := &sandbox{id: d.Name(), cancel: func() {}, created: done, died: make(chan struct{}), meta: *loadMeta(d.Name())}
-		s.group = s.meta.Group
+		if s.group = s.meta.Group; s.group == nil {
+			s.group = k.cgroups.group(s.id)
+		}
 		if s.meta.Range >= 0 {
 			k.ranges[s.meta.Range] = true
 		}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 )
@@ -223,7 +224,9 @@ func (k *Keeper) retire() {
 // removeState removes what a keeper without sandboxes leaves, but its log.
 func (k *Keeper) removeState() {
 	k.cgroups.close()
-	unix.Unmount(filepath.Join(gvisorRoot, "null-netns"), unix.MNT_DETACH)
+	// The network namespace that gofers share; first starts at the same time put several there.
+	for unix.Unmount(filepath.Join(gvisorRoot, specutils.NullNetNSFilename), unix.MNT_DETACH) == nil {
+	}
 	names, _ := os.ReadDir(gvisorRoot)
 	for _, n := range names {
 		os.Remove(filepath.Join(gvisorRoot, n.Name()))

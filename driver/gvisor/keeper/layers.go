@@ -92,7 +92,7 @@ func (m *mergedDir) lookup(name string) (*entry, error) {
 			closeAll(fds)
 			if len(todo) > 0 {
 				// What would be below it; ".." in a missing part stays lexical.
-				e = &entry{path: path.Join(append([]string{at, c}, todo...)...)}
+				e = &entry{path: path.Join(append([]string{"/", at, c}, todo...)...)}
 				if found {
 					return nil, protocol.Errorf(protocol.KindInvalid, "%s: %s is no directory in the image", name, at+"/"+c)
 				}

@@ -47,10 +47,6 @@ const (
 	maxRanges = (1<<31 - firstRange) / idCount
 )
 
-func diskMap(base, host uint32) idMap {
-	return idMap{diskUID: base, diskGID: base, hostUID: host, hostGID: host, count: idCount}
-}
-
 // idmap makes a detached mount show the ids of m.
 func (k *Keeper) idmap(fd int, m idMap, attrs uint64, recursive bool) error {
 	ns, release, err := k.userns.get(m)
@@ -153,7 +149,7 @@ func (k *Keeper) prepare(spec *protocol.Spec, files []*os.File, host uint32) (_ 
 func (k *Keeper) mountDir(s *stage, m protocol.Mount, fd int, at string, host uint32) error {
 	ids := diskMap(m.IDBase, host)
 	if m.User {
-		ids = idMap{diskUID: m.UID, diskGID: m.GID, hostUID: host + sandboxUser, hostGID: host + sandboxUser, count: 1}
+		ids = userMap(m.UID, m.GID, host)
 	}
 	if m.Writable {
 		// Never unmapped: the sandbox could not write, or would write as somebody else.
@@ -345,6 +341,26 @@ func (k *Keeper) mountBinds(s *stage, spec *protocol.Spec, fd func(int) int, hos
 		if err != nil {
 			return fmt.Errorf("image: bind on %s: %w", b.Target, err)
 		}
+	}
+	return checkPoints(rootFD, spec)
+}
+
+// checkPoints refuses mounts whose mount point would have to be made in a bind: that is the host's.
+func checkPoints(rootFD int, spec *protocol.Spec) error {
+	var covered []string
+	for _, m := range spec.Mounts {
+		if within(m.Target, covered) {
+			continue // the point is in another mount, where the sandbox's own root may make it
+		}
+		covered = append(covered, m.Target)
+		fd, err := unix.Openat2(rootFD, m.Target, &unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_DIRECTORY,
+			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err != nil {
+			return protocol.Errorf(protocol.KindInvalid, "mount on %s: the image has no such directory there, and it cannot be made (%w); mount it elsewhere", m.Target, err)
+		}
+		unix.Close(fd)
 	}
 	return nil
 }

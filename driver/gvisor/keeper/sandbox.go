@@ -176,9 +176,10 @@ func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandb
 		id: spec.ID, cancel: cancel, created: make(chan struct{}), died: make(chan struct{}),
 		meta: meta{
 			ID: spec.ID, State: stateCreating, Range: i, Token: rand.Text(), Limits: spec.Limits,
-			Labels: spec.Labels, Created: time.Now().UTC(),
+			Labels: spec.Labels, Created: time.Now().UTC(), Group: k.cgroups.group(spec.ID),
 		},
 	}
+	s.group = s.meta.Group
 	k.sandboxes[spec.ID] = s
 	k.calls.Add(1)
 	return s, nil
@@ -196,12 +197,9 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 	if err != nil {
 		return err
 	}
-	group, err := k.cgroups.create(s.id, spec.Limits)
-	if err != nil {
+	if err := s.group.create(spec.Limits); err != nil {
 		return err
 	}
-	s.group = group
-	s.meta.Group = group
 	host, guest, err := socketPair()
 	if err != nil {
 		return err
@@ -213,7 +211,7 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 	})
 	if err != nil {
 		host.Close()
-		return fmt.Errorf("create the sandbox process: %w", err)
+		return k.bootFailed(s, "create", err)
 	}
 	s.cont = cont
 	t1 := time.Now()
@@ -232,7 +230,7 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 	}
 	// Moving a process waits for the kernel's next grace period, so it goes along with the start.
 	placed := make(chan error, 1)
-	go func() { placed <- group.place(cont.Sandbox.Getpid(), cont.GoferPid.Load()) }()
+	go func() { placed <- s.group.place(cont.Sandbox.Getpid(), cont.GoferPid.Load()) }()
 	// With "none" here, gVisor sets up a loopback interface and nothing else.
 	start := *conf
 	start.Network = config.NetworkNone
@@ -242,13 +240,19 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 		return errors.Join(err, perr)
 	}
 	if err != nil {
-		return fmt.Errorf("start the guest: %w", err)
+		return k.bootFailed(s, "start", err)
 	}
-	k.log.Debug("booted", "sandbox", s.id, "new", t1.Sub(t0), "start", t2.Sub(t1), "cgroup", time.Since(t2))
+	k.log.Info("booted", "sandbox", s.id, "new", t1.Sub(t0), "start", t2.Sub(t1), "cgroup", time.Since(t2))
 	if ctx.Err() != nil {
 		return canceled
 	}
 	return nil
+}
+
+// bootFailed logs what gVisor says, which has paths of the host in it, and returns what a caller may see.
+func (k *Keeper) bootFailed(s *sandbox, step string, err error) error {
+	k.log.Error("gVisor failed", "sandbox", s.id, "step", step, "error", err)
+	return fmt.Errorf("gVisor could not %s the sandbox; the keeper's log has the reason", step)
 }
 
 // delete ends a sandbox and removes everything of it.

@@ -11,11 +11,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idMap says which ids on disk become which ids of the host, for an idmapped mount.
+// idMap says which ids on disk become which ids of the host, for an idmapped mount. It is comparable, to be a key.
 type idMap struct {
-	diskUID, diskGID uint32
-	hostUID, hostGID uint32
-	count            uint32
+	uids, gids [2]extent
+}
+
+// extent maps count ids; one of none is left out.
+type extent struct{ disk, host, count uint32 }
+
+// diskMap maps the whole range of a sandbox.
+func diskMap(base, host uint32) idMap {
+	e := [2]extent{{base, host, idCount}}
+	return idMap{uids: e, gids: e}
+}
+
+// userMap makes one user of the host the user inside. The root inside maps to an id of nobody's: gVisor makes each file
+// as root before it gives it to the user, and what root itself makes there shall not belong to a user of the host.
+func userMap(uid, gid, host uint32) idMap {
+	root := extent{diskIDBase, host, 1}
+	return idMap{
+		uids: [2]extent{{uid, host + sandboxUser, 1}, root},
+		gids: [2]extent{{gid, host + sandboxUser, 1}, root},
+	}
+}
+
+func sysMap(extents [2]extent) []syscall.SysProcIDMap {
+	var out []syscall.SysProcIDMap
+	for _, e := range extents {
+		if e.count > 0 {
+			out = append(out, syscall.SysProcIDMap{ContainerID: int(e.disk), HostID: int(e.host), Size: int(e.count)})
+		}
+	}
+	return out
 }
 
 // userNamespaces holds a user namespace per mapping; the kernel takes mappings in no other form. They are kept because
@@ -70,8 +97,8 @@ func startUserNamespace(m idMap) (*os.File, error) {
 		Env: []string{},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  unix.CLONE_NEWUSER,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: int(m.diskUID), HostID: int(m.hostUID), Size: int(m.count)}},
-			GidMappings: []syscall.SysProcIDMap{{ContainerID: int(m.diskGID), HostID: int(m.hostGID), Size: int(m.count)}},
+			UidMappings: sysMap(m.uids),
+			GidMappings: sysMap(m.gids),
 			Ptrace:      true,
 		},
 	})

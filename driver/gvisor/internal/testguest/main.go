@@ -13,6 +13,8 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,7 +46,7 @@ func main() {
 		os.Exit(1)
 	}
 	http.Serve(tcp, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/warren/channel" || r.Header.Get("X-Access-Token") != token || token == "" {
+		if r.URL.Path != "/warren/channel" || r.Header.Get("X-Channel-Token") != token || token == "" {
 			http.Error(w, "no", http.StatusForbidden)
 			return
 		}
@@ -59,6 +61,10 @@ func main() {
 
 func run(w http.ResponseWriter, r *http.Request) {
 	script, _ := io.ReadAll(r.Body)
+	if code, ok := strings.CutPrefix(string(script), "exit-guest "); ok {
+		n, _ := strconv.Atoi(code)
+		os.Exit(n)
+	}
 	cmd := exec.Command("/bin/sh", "-c", string(script))
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
