@@ -106,7 +106,7 @@ func (c *Cmd) view() ([]mount, func(string) string) {
 	}
 	// Names of our own, so that git's messages hold no path of the host.
 	add("/git", c.Dir, false)
-	add("/workspace", c.WorkTree, c.Confine.WriteTree)
+	add("/workspace", c.WorkTree, c.WriteTree)
 	add("/objects", c.Objects, true)
 	if c.Index != "" {
 		add("/index", filepath.Dir(c.Index), true)

@@ -40,6 +40,8 @@ type Cmd struct {
 	Dir string
 	// WorkTree is the directory of checked out files, if the command needs one.
 	WorkTree string
+	// WriteTree lets a confined command change it.
+	WriteTree bool
 	// Index, Objects and Alternates replace the index, the object directory and add object directories to read from.
 	Index      string
 	Objects    string
@@ -71,14 +73,12 @@ type Cmd struct {
 type Owner struct{ UID, GID uint32 }
 
 // Confine says what a confined command sees and as whom it runs. The directories of the Cmd are what it sees:
-// Objects and the directory of Index for writing, all others for reading only.
+// Objects and the directory of Index for writing, WorkTree if WriteTree is set, all others for reading only.
 type Confine struct {
 	// IDBase is the host id that stands for 0; 65536 ids from there on are the command's.
 	IDBase uint32
 	// UID within that range; the group is the same.
 	UID uint32
-	// WriteTree makes the WorkTree writable.
-	WriteTree bool
 }
 
 // MaxOutput is how much Output collects.

@@ -170,12 +170,6 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 			}
 		}
 	}
-	if len(ch.nested) > 0 && !all {
-		if err := s.dropIgnored(ctx, onTree, ch); err != nil {
-			return nil, err
-		}
-	}
-	add := append(ch.add, ch.nested...)
 	if len(ch.gone) > 0 {
 		var in bytes.Buffer
 		zero := strings.Repeat("0", 40)
@@ -191,7 +185,13 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 			return nil, err
 		}
 	}
-	if len(add) > 0 {
+	// After the removals: in a submodule git would say nothing of ignored files.
+	if len(ch.nested) > 0 && !all {
+		if err := s.dropIgnored(ctx, onTree, ch); err != nil {
+			return nil, err
+		}
+	}
+	if add := append(ch.add, ch.nested...); len(add) > 0 {
 		slices.Sort(add)
 		c := onTree("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
 		c.Stdin = strings.NewReader(strings.Join(add, "\x00") + "\x00")
@@ -344,14 +344,16 @@ func (c *changes) note(format, name string) {
 // dropIgnored takes out of the nested files what .gitignore files name.
 func (s *Store) dropIgnored(ctx context.Context, onTree func(...string) *git.Cmd, ch *changes) error {
 	c := onTree("check-ignore", "-z", "--no-index", "--stdin")
-	c.Stdin = strings.NewReader(strings.Join(ch.nested, "\x00") + "\x00")
+	// This verb knows no literal names: a prefix keeps a name from being a pattern.
+	c.Env = []string{"GIT_LITERAL_PATHSPECS=0"}
+	c.Stdin = strings.NewReader("./" + strings.Join(ch.nested, "\x00./") + "\x00")
 	out, err := c.Output(ctx)
 	if err != nil && git.ExitCode(err) != 1 { // 1: none
 		return err
 	}
 	ignored := map[string]bool{}
 	for n := range strings.SplitSeq(string(out), "\x00") {
-		ignored[n] = true
+		ignored[strings.TrimPrefix(n, "./")] = true
 	}
 	ch.nested = slices.DeleteFunc(ch.nested, func(n string) bool { return ignored[n] })
 	return nil

@@ -110,7 +110,7 @@ func (s *Store) checkout(ctx context.Context, id warren.WorkspaceID, m *meta) er
 	}
 	out := s.confined(id, m, sc, "checkout-index", "--all", "--force", "--index", "--quiet")
 	out.WorkTree = s.files(id)
-	out.Confine.WriteTree = true
+	out.WriteTree = true
 	out.Config = []git.Setting{{Key: "checkout.workers", Value: strconv.Itoa(min(runtime.NumCPU(), 8))}, {Key: "checkout.thresholdForParallelism", Value: "200"}}
 	if err := out.Run(ctx); err != nil {
 		return err

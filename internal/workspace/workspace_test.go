@@ -210,3 +210,10 @@ func TestWholePath(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func isInvalid(err error) bool { return errors.Is(err, warren.ErrInvalid) }
+
+func needsRoot(t testing.TB) {
+	t.Helper()
+	testenv.NeedsRoot(t)
+}
