@@ -2,6 +2,7 @@ package guest
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/warren-sandbox/warren/internal/guest/memory"
 	"github.com/warren-sandbox/warren/internal/guest/wire"
 )
 
@@ -80,7 +82,44 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	}
 	st.sandboxID, st.memoryLimit = req.SandboxID, req.MemoryLimitBytes
 	s.mu.Unlock()
+	s.guard.SetLimit(req.MemoryLimitBytes)
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// oom kills the largest process at once: the host has seen the memory run out before the guest did.
+func (s *Server) oom(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case !trusted(r):
+		httpError(w, http.StatusForbidden, "only the host may say that memory ran out")
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		httpError(w, http.StatusMethodNotAllowed, "use POST")
+	case !s.guard.KillNow():
+		httpError(w, http.StatusConflict, "there is no process to kill")
+	default:
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// killing is told that a process is about to be killed for memory. The process that the guest started gets the reason
+// into its end or, when the victim is one of its descendants, into its error output.
+func (s *Server) killing(victim memory.Process, ancestors []int, status string) {
+	if p, err := s.table.ByPID(victim.PID); err == nil {
+		if _, ended := p.End(); !ended {
+			p.KilledForMemory(status)
+			return
+		}
+	}
+	for _, pid := range ancestors {
+		p, err := s.table.ByPID(pid)
+		if err != nil {
+			continue
+		}
+		if _, ended := p.End(); !ended {
+			p.Note(fmt.Sprintf("%s: %s (pid %d)", status, victim.Name, victim.PID))
+			return
+		}
+	}
 }
 
 // readJSON reads a JSON body, answering itself when that fails.

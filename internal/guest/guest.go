@@ -26,7 +26,9 @@ import (
 
 	"github.com/warren-sandbox/warren/internal/guest/account"
 	"github.com/warren-sandbox/warren/internal/guest/channel"
+	"github.com/warren-sandbox/warren/internal/guest/memory"
 	"github.com/warren-sandbox/warren/internal/guest/process"
+	"github.com/warren-sandbox/warren/internal/guest/session"
 	"github.com/warren-sandbox/warren/internal/guest/wire"
 )
 
@@ -49,13 +51,16 @@ type Config struct {
 
 // Server is a guest.
 type Server struct {
-	cfg     Config
-	table   *process.Table
-	http    *http.Server
-	inner   *innerListener
-	routes  map[string]http.HandlerFunc
-	watches watchers
-	cpu     cpuMeter
+	cfg      Config
+	table    *process.Table
+	http     *http.Server
+	inner    *innerListener
+	routes   map[string]http.HandlerFunc
+	watches  watchers
+	cpu      cpuMeter
+	sessions *session.Table
+	guard    *memory.Guard
+	searches chan struct{} // holds a token for each search that runs
 
 	mu       sync.RWMutex
 	settings settings
@@ -108,6 +113,9 @@ func New(c Config) *Server {
 	}
 	s := &Server{cfg: c, inner: newInnerListener()}
 	s.table = process.NewTable(process.NewReaper(c.ReapOrphans), c.LogDir)
+	s.sessions = session.NewTable(s.table)
+	s.guard = memory.New(s.killing)
+	s.searches = make(chan struct{}, maxSearches)
 	s.settings = settings{channelToken: newSecret(c.ChannelToken), user: c.User, dir: c.Dir}
 	s.route()
 	var protocols http.Protocols
@@ -151,6 +159,9 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 	return nil
 }
+
+// Guard keeps the sandbox below the memory limit that /init sets, until ctx ends.
+func (s *Server) Guard(ctx context.Context) { s.guard.Run(ctx) }
 
 // ServeInner answers the connections that come over channels, until the server is closed.
 func (s *Server) ServeInner() error { return s.Serve(s.inner) }

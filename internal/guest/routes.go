@@ -31,6 +31,17 @@ func (s *Server) route() {
 		"/filesystem.Filesystem/GetWatcherEvents": unary(s, s.fileWatcherEvents),
 		"/filesystem.Filesystem/RemoveWatcher":    unary(s, s.fileRemoveWatcher),
 
+		"/warren.guest.v1.GuestService/Attach":        serverStream(s, s.attach),
+		"/warren.guest.v1.GuestService/ListProcesses": unary(s, s.listProcesses),
+		"/warren.guest.v1.GuestService/Signal":        unary(s, s.signal),
+		"/warren.guest.v1.GuestService/Search":        serverStream(s, s.search),
+		"/warren.guest.v1.GuestService/Replace":       unary(s, s.replace),
+		"/warren.guest.v1.GuestService/OpenSession":   unary(s, s.openSession),
+		"/warren.guest.v1.GuestService/RunInSession":  serverStream(s, s.runInSession),
+		"/warren.guest.v1.GuestService/CloseSession":  unary(s, s.closeSession),
+		"/warren.guest.v1.GuestService/ListSessions":  unary(s, s.listSessions),
+		"/warren.guest.v1.GuestService/WatchPorts":    serverStream(s, s.watchPorts),
+
 		"/health":         s.health,
 		"/init":           s.init,
 		"/metrics":        s.metrics,
@@ -38,6 +49,7 @@ func (s *Server) route() {
 		"/files":          s.files,
 		"/files/compose":  s.compose,
 		"/warren/channel": s.channel,
+		"/warren/oom":     s.oom,
 	}
 }
 
@@ -68,7 +80,7 @@ func (s *Server) authorized(r *http.Request) bool {
 	switch r.URL.Path {
 	case "/health":
 		return r.Method == http.MethodGet || r.Method == http.MethodHead
-	case "/files", "/init", "/warren/channel":
+	case "/files", "/init", "/warren/channel", "/warren/oom":
 		return true
 	}
 	return token.matches(r.Header.Get("X-Access-Token"))

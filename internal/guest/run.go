@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/signal"
@@ -63,6 +64,8 @@ func run(environ []string) error {
 		os.Unsetenv(k)
 	}
 	unix.Umask(0o022)
+	// Nor are descriptors that the guest was started with for what it starts; a kernel without the call has none such.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	if init {
 		if name := own["WARREN_HOSTNAME"]; name != "" {
 			if err := unix.Sethostname([]byte(name)); err != nil && !errors.Is(err, unix.EPERM) {
@@ -97,6 +100,7 @@ func run(environ []string) error {
 	if err := s.listen(own, serve); err != nil {
 		return err
 	}
+	go s.Guard(ctx)
 	go trim(ctx)
 	var err error
 	select {

@@ -76,6 +76,9 @@ type Process struct {
 	exitAt  time.Time
 	streams []*os.File // what output is read from
 	open    int        // streams not settled yet
+	syncs   int        // how many times Sync was called
+	synced  chan struct{}
+	reached map[*os.File]int // the call of Sync up to which a stream has been read
 	stdin   *os.File
 	writing chan struct{} // holds a token while nobody writes
 }
@@ -131,7 +134,8 @@ func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{Spec: s, Output: out, reaper: r, ended: make(chan struct{}), writing: make(chan struct{}, 1)}
+	p := &Process{Spec: s, Output: out, reaper: r, ended: make(chan struct{}), writing: make(chan struct{}, 1),
+		reached: make(map[*os.File]int)}
 	p.writing <- struct{}{}
 	attr := &syscall.ProcAttr{Dir: s.Dir, Env: s.Env, Sys: &syscall.SysProcAttr{}}
 	if os.Geteuid() == 0 {
@@ -243,15 +247,62 @@ func (p *Process) pump(f *os.File, kind Kind, done func(*Process)) {
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		}
-		// The process has ended some time ago and a child of it still holds the stream. Take what is there, tell the
-		// end, and go on reading so that the child is not stopped by a full pipe.
+		// Either the process has ended some time ago and a child of it still holds the stream, or Sync waits. Take what
+		// is there, say so, and go on reading so that nobody is stopped by a full pipe.
+		p.mu.Lock()
+		ended, syncs := p.exit != nil, p.syncs
+		p.mu.Unlock()
 		for total := 0; total < settleBytes; total += chunkBytes {
 			if raw.Control(func(fd uintptr) { more, again = p.read(int(fd), kind) }) != nil || again || !more {
 				break
 			}
 		}
-		settle()
-		f.SetReadDeadline(time.Time{})
+		if ended {
+			settle()
+		}
+		p.mu.Lock()
+		p.reached[f] = syncs
+		p.tellSync()
+		if ended == (p.exit != nil) && syncs == p.syncs {
+			f.SetReadDeadline(time.Time{})
+		}
+		p.mu.Unlock()
+	}
+}
+
+// Sync waits until all output that was written before the call is in the log.
+func (p *Process) Sync() {
+	p.mu.Lock()
+	p.syncs++
+	want := p.syncs
+	for _, f := range p.streams {
+		f.SetReadDeadline(time.Unix(1, 0))
+	}
+	for !p.allReached(want) {
+		if p.synced == nil {
+			p.synced = make(chan struct{})
+		}
+		wait := p.synced
+		p.mu.Unlock()
+		<-wait
+		p.mu.Lock()
+	}
+	p.mu.Unlock()
+}
+
+func (p *Process) allReached(want int) bool {
+	for _, f := range p.streams {
+		if p.reached[f] < want {
+			return false
+		}
+	}
+	return true
+}
+
+func (p *Process) tellSync() {
+	if p.synced != nil {
+		close(p.synced)
+		p.synced = nil
 	}
 }
 
@@ -308,6 +359,8 @@ func (p *Process) closeStream(f *os.File) {
 			break
 		}
 	}
+	delete(p.reached, f)
+	p.tellSync()
 	f.Close()
 }
 
