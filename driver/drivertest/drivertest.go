@@ -34,6 +34,8 @@ type Harness struct {
 	New func(t testing.TB) driver.Driver
 	// Spec returns a spec that the driver can honour in full. Cases add mounts and change limits.
 	Spec func(t testing.TB, id warren.SandboxID) *driver.Spec
+	// Boundary is the class of [driver.Info] by which attacks are judged: "kernel", "namespace" or "none".
+	Boundary string
 	// Commands says that a real guest answers on [warren.GuestPort] and runs commands on Linux. Without it the cases
 	// that look at a sandbox from inside are not run.
 	Commands bool

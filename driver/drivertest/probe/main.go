@@ -16,9 +16,16 @@ import (
 
 // verbs maps the first argument to what is done with the rest.
 var verbs = map[string]func(args []string) error{
-	"serve":  serve,
-	"memory": memory,
-	"forks":  forks,
+	"serve":   serve,
+	"memory":  memory,
+	"forks":   forks,
+	"attack":  attack,
+	"twin":    twin,
+	"wait":    wait,
+	"calls":   calls,
+	"peer":    beVisible,
+	"fuzz":    fuzz,
+	"fuzzone": fuzzOne,
 }
 
 func main() {
