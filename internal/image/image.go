@@ -152,7 +152,7 @@ func (s *Store) find(ref string) (*record, error) {
 	for _, r := range recs {
 		for _, d := range append([]string{r.Digest}, r.Pins...) {
 			byPrefix := len(hex) >= minPrefix && strings.HasPrefix(d, "sha256:"+hex)
-			if byPrefix || pinned && d == digest && repository(r.Key) == repo {
+			if byPrefix || pinned && d == digest && withoutTag(r.Key) == repo {
 				hits = append(hits, r)
 				break
 			}
@@ -172,8 +172,8 @@ func (s *Store) find(ref string) (*record, error) {
 	return nil, fmt.Errorf("image %q: %w; run `warren image pull %s` first", ref, warren.ErrNotFound, ref)
 }
 
-// repository is a canonical name without its tag or digest.
-func repository(key string) string {
+// withoutTag is a canonical name without its tag or digest.
+func withoutTag(key string) string {
 	key, _, _ = strings.Cut(key, aside)
 	key, _, _ = strings.Cut(key, "@")
 	if i := strings.LastIndexByte(key, ':'); i > strings.LastIndexByte(key, '/') {

@@ -165,7 +165,7 @@ type pulled struct {
 }
 
 // fetchLayers downloads and unpacks what is not there, a few at a time.
-func (s *Store) fetchLayers(ctx context.Context, reg *registry, layers []pulled, progress func(Progress)) error {
+func (s *Store) fetchLayers(ctx context.Context, reg *repository, layers []pulled, progress func(Progress)) error {
 	var mu sync.Mutex
 	done := map[string]int64{}
 	var total int64
@@ -248,7 +248,7 @@ func or(s, fallback string) string {
 }
 
 // choose reads the manifest of an image, out of an index if the reference leads to one.
-func (r *registry) choose(ctx context.Context, id string, platform v1.Platform) (m *v1.Manifest, digest string, pins []string, err error) {
+func (r *repository) choose(ctx context.Context, id string, platform v1.Platform) (m *v1.Manifest, digest string, pins []string, err error) {
 	for range 4 { // an index of an index is allowed, a chain without an end is not
 		body, mt, err := r.manifest(ctx, id)
 		if err != nil {

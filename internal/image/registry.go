@@ -34,14 +34,14 @@ const (
 	stall = 60 * time.Second
 )
 
-// registry reads one repository of one registry.
-type registry struct {
+// repository reads one repository of one registry.
+type repository struct {
 	repo   name.Repository
 	client *http.Client
 }
 
 // dialRegistry finds out how the registry wants to be spoken to and gets a token for the repository.
-func dialRegistry(ctx context.Context, repo name.Repository, insecure bool, keys authn.Keychain) (*registry, error) {
+func dialRegistry(ctx context.Context, repo name.Repository, insecure bool, keys authn.Keychain) (*repository, error) {
 	auth, err := authn.Resolve(ctx, keys, repo)
 	if err != nil {
 		return nil, fmt.Errorf("%w: cannot read the credentials for %s (%w); look at the Docker configuration and its credential helpers", warren.ErrDenied, repo.RegistryStr(), err)
@@ -61,10 +61,10 @@ func dialRegistry(ctx context.Context, repo name.Repository, insecure bool, keys
 		base.CloseIdleConnections()
 		return nil, registryError(repo, err)
 	}
-	return &registry{repo: repo, client: &http.Client{Transport: rt, CheckRedirect: checkRedirect}}, nil
+	return &repository{repo: repo, client: &http.Client{Transport: rt, CheckRedirect: checkRedirect}}, nil
 }
 
-func (r *registry) close() { r.client.CloseIdleConnections() }
+func (r *repository) close() { r.client.CloseIdleConnections() }
 
 // errPlain says that a registry would have been spoken to without encryption.
 var errPlain = errors.New("it speaks plain HTTP only, or leads there; allow that with --insecure if the network between is trusted")
@@ -151,7 +151,7 @@ func registryError(repo name.Repository, err error) error {
 	return fmt.Errorf("registry %s cannot be reached: %w: %w; check the name and the network", where, warren.ErrUnavailable, err)
 }
 
-func (r *registry) get(ctx context.Context, kind, id string, header http.Header) (*http.Response, error) {
+func (r *repository) get(ctx context.Context, kind, id string, header http.Header) (*http.Response, error) {
 	u := url.URL{Scheme: r.repo.Scheme(), Host: r.repo.RegistryStr(), Path: "/v2/" + r.repo.RepositoryStr() + "/" + kind + "/" + id}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
@@ -173,7 +173,7 @@ func (r *registry) get(ctx context.Context, kind, id string, header http.Header)
 var manifestTypes = []types.MediaType{types.OCIImageIndex, types.DockerManifestList, types.OCIManifestSchema1, types.DockerManifestSchema2}
 
 // manifest reads a manifest or an index by tag or digest, and checks the digest if it was asked for by one.
-func (r *registry) manifest(ctx context.Context, id string) (body []byte, mt types.MediaType, err error) {
+func (r *repository) manifest(ctx context.Context, id string) (body []byte, mt types.MediaType, err error) {
 	h := http.Header{}
 	for _, t := range manifestTypes {
 		h.Add("Accept", string(t))
@@ -202,7 +202,7 @@ func cutMediaType(s string) (types.MediaType, string, bool) {
 }
 
 // bodyError sorts errors of reading an answer.
-func (r *registry) bodyError(err error) error {
+func (r *repository) bodyError(err error) error {
 	if errors.Is(err, warren.ErrInvalid) {
 		return err
 	}
@@ -226,7 +226,7 @@ func digestOf(b []byte) string {
 }
 
 // config reads a small blob and checks its digest.
-func (r *registry) config(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+func (r *repository) config(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	resp, err := r.get(ctx, "blobs", d.Digest.String(), http.Header{})
 	if err != nil {
 		return nil, err
@@ -244,7 +244,7 @@ func (r *registry) config(ctx context.Context, d v1.Descriptor) ([]byte, error) 
 
 // blob downloads a layer to the store and returns it open, complete and verified. A download that broke off goes on where it
 // stopped, also that of an earlier process. The caller has the layer's lock; progress gets the bytes there are.
-func (s *Store) blob(ctx context.Context, r *registry, d v1.Descriptor, progress func(int64)) (*os.File, error) {
+func (s *Store) blob(ctx context.Context, r *repository, d v1.Descriptor, progress func(int64)) (*os.File, error) {
 	path := filepath.Join(s.dir, "blobs", "sha256", d.Digest.Hex)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -282,7 +282,7 @@ func again(err error) bool {
 }
 
 // download brings the file to its full size and checks it.
-func (r *registry) download(ctx context.Context, f *os.File, d v1.Descriptor, progress func(int64)) error {
+func (r *repository) download(ctx context.Context, f *os.File, d v1.Descriptor, progress func(int64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	hash := sha256.New()
