@@ -11,7 +11,6 @@ package main
 
 import (
 	"os"
-	"runtime"
 
 	"github.com/google/subcommands"
 	"gvisor.dev/gvisor/runsc/cli"
@@ -27,7 +26,7 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == keeper.Role {
 		os.Exit(keeper.Main(os.Args[2:]))
 	}
-	os.Args = keeper.BootArgs(os.Args, runtime.NumCPU())
+	os.Args = keeper.BeforeGVisor(os.Args)
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",
 		new(cmd.Gofer):        "",

@@ -116,8 +116,13 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 	if err := os.Chmod(sock, 0o600); err != nil {
 		return nil, err
 	}
-	// The first sandbox shall not wait for its mappings.
+	// The first sandbox shall not wait for its mappings, and may come before the rules are compiled.
 	go k.warm()
+	go func() {
+		if err := writeSeccomp(conf); err != nil {
+			logger.Warn("seccomp rules are compiled for each sandbox anew, which is slow", "error", err)
+		}
+	}()
 	return k, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -71,6 +72,20 @@ func Main(args []string) int {
 	ready.Close()
 	k.serve()
 	return 0
+}
+
+// BeforeGVisor prepares this process for one of gVisor's commands and returns its arguments.
+func BeforeGVisor(args []string) []string {
+	if len(args) > 0 && (args[0] == "runsc-sandbox" || args[0] == "runsc-gofer") {
+		// A start makes little garbage and has no time for it; it is collected when the sandbox runs.
+		percent := debug.SetGCPercent(-1)
+		time.AfterFunc(500*time.Millisecond, func() { debug.SetGCPercent(percent) })
+	}
+	if len(args) > 0 && args[0] == "runsc-sandbox" {
+		useSeccomp()
+		return bootArgs(args, runtime.NumCPU())
+	}
+	return args
 }
 
 // enterNamespace moves the calling thread into a new mount namespace with a root of its own, and executes the binary

@@ -146,16 +146,16 @@ func writeBundle(spec *protocol.Spec, instance string, oci *specs.Spec) (string,
 
 // bundleName carries what the sandbox shall believe of its machine. gVisor takes memory and processors from control
 // groups that it manages itself; ours it does not know, and it offers no other way in than flags of its boot command,
-// which BootArgs sets from this name.
+// which bootArgs sets from this name.
 //
 // The instance tells the processes of one keeper from those of another, see strays.
 func bundleName(instance string, l protocol.Limits) string {
 	return fmt.Sprintf("bundle-%s-%d-%d", instance, l.Memory, l.CPUMillis)
 }
 
-// BootArgs returns the arguments of gVisor's boot command with the memory and the processors of the sandbox, as
+// bootArgs returns the arguments of gVisor's boot command with the memory and the processors of the sandbox, as
 // bundleName put them into the bundle's name; other arguments come back as they are.
-func BootArgs(args []string, hostCPUs int) []string {
+func bootArgs(args []string, hostCPUs int) []string {
 	var memory int64
 	var millis int
 	for _, a := range args {
