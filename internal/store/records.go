@@ -17,7 +17,7 @@ import (
 // Sandbox is a row of the table of sandboxes. Spec and Timing are read apart, by [Store.Specs], for they are large and
 // seldom needed.
 type Sandbox struct {
-	Num         int64 // order of creation, set by InsertSandbox
+	Num         int64 // order of creation
 	ID          warren.SandboxID
 	Name        string
 	Owner       string
@@ -168,6 +168,14 @@ func null(s string) any {
 	return s
 }
 
+// number leaves 0 to the database to choose.
+func number(n int64) any {
+	if n == 0 {
+		return nil
+	}
+	return n
+}
+
 // jsonOrNull stores empty values as NULL.
 func jsonOrNull(v any, empty bool) any {
 	if empty {
@@ -180,12 +188,12 @@ func jsonOrNull(v any, empty bool) any {
 	return string(b)
 }
 
-// InsertSandbox adds a row and sets sb.Num.
+// InsertSandbox adds a row; when sb.Num is 0 the next number is taken and set.
 func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
-	r, err := t.exec(`INSERT INTO sandboxes (id, name, owner, state, generation, driver, image, image_digest, workspace_id,
+	r, err := t.exec(`INSERT INTO sandboxes (num, id, name, owner, state, generation, driver, image, image_digest, workspace_id,
 		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, labels, failure, spec)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
-		string(sb.ID), null(sb.Name), sb.Owner, sb.State, int64(sb.Generation), sb.Driver, sb.Image, sb.ImageDigest, string(sb.WorkspaceID),
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+		number(sb.Num), string(sb.ID), null(sb.Name), sb.Owner, sb.State, int64(sb.Generation), sb.Driver, sb.Image, sb.ImageDigest, string(sb.WorkspaceID),
 		int64(sb.CPUMillis), sb.Memory, sb.Disk, int64(sb.PIDs), unix(sb.Created), unix(sb.LastActive), sb.Expires, int64(sb.Idle),
 		sb.Restart, sb.DropWorkspace, sb.AccessToken, jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), string(spec))
 	if err != nil {
@@ -221,10 +229,10 @@ func (t *Tx) DeleteSandbox(id warren.SandboxID) error {
 	return err
 }
 
-// InsertWorkspace adds a row and sets w.Num.
+// InsertWorkspace adds a row; when w.Num is 0 the next number is taken and set.
 func (t *Tx) InsertWorkspace(w *Workspace) error {
-	r, err := t.exec(`INSERT INTO workspaces (id, name, owner, state, repo_id, created, keep, source) VALUES (?,?,?,?,?,?,?,?)`,
-		string(w.ID), null(w.Name), w.Owner, w.State, string(w.RepoID), unix(w.Created), w.Keep, string(w.Source))
+	r, err := t.exec(`INSERT INTO workspaces (num, id, name, owner, state, repo_id, created, keep, source) VALUES (?,?,?,?,?,?,?,?,?)`,
+		number(w.Num), string(w.ID), null(w.Name), w.Owner, w.State, string(w.RepoID), unix(w.Created), w.Keep, string(w.Source))
 	if err != nil {
 		return err
 	}
@@ -234,8 +242,8 @@ func (t *Tx) InsertWorkspace(w *Workspace) error {
 
 // UpdateWorkspace writes what can change of a workspace.
 func (t *Tx) UpdateWorkspace(w *Workspace) error {
-	r, err := t.exec(`UPDATE workspaces SET name=?, state=?, repo_id=?, keep=? WHERE id=?`,
-		null(w.Name), w.State, string(w.RepoID), w.Keep, string(w.ID))
+	r, err := t.exec(`UPDATE workspaces SET name=?, state=?, repo_id=?, keep=?, source=? WHERE id=?`,
+		null(w.Name), w.State, string(w.RepoID), w.Keep, string(w.Source), string(w.ID))
 	return one(r, err, "workspace", w.ID)
 }
 
@@ -255,6 +263,12 @@ func (t *Tx) InsertKey(k Key) error {
 // DeleteKey removes an idempotency key; none to remove is no error.
 func (t *Tx) DeleteKey(owner, key string) error {
 	_, err := t.exec(`DELETE FROM keys WHERE owner=? AND key=?`, owner, key)
+	return err
+}
+
+// DeleteKeysOf removes the keys that name an object.
+func (t *Tx) DeleteKeysOf(object string) error {
+	_, err := t.exec(`DELETE FROM keys WHERE object=?`, object)
 	return err
 }
 
@@ -361,6 +375,13 @@ func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 		all = append(all, sb)
 	}
 	return all, s.readError(rows.Err())
+}
+
+// LastNums returns the highest numbers that a sandbox and a workspace ever had.
+func (s *Store) LastNums(ctx context.Context) (sandbox, workspace int64, err error) {
+	err = s.reader.QueryRowContext(ctx, `SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name='sandboxes'), 0),
+		coalesce((SELECT seq FROM sqlite_sequence WHERE name='workspaces'), 0)`).Scan(&sandbox, &workspace)
+	return sandbox, workspace, s.readError(err)
 }
 
 // SpecRow is the large part of a sandbox's row.

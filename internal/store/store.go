@@ -30,24 +30,23 @@ type Options struct {
 	Path string
 	// Logger for what happens beside the calls; nil means none.
 	Logger *slog.Logger
-	// Committed, when set, is told how long each group took to commit and how many changes it held.
-	Committed func(d time.Duration, changes int)
 	// MaxEvents is how many events are kept; 0 means 200,000.
 	MaxEvents int64
 }
 
 // Store is an open database. Its methods may be called at the same time.
 type Store struct {
-	opts   Options
-	log    *slog.Logger
-	lock   *os.File
-	writer *sql.DB
-	conn   *sql.Conn // the one connection that writes
-	reader *sql.DB
-	ops    chan *op
-	stop   chan struct{}
-	done   chan struct{}
-	broken atomic.Pointer[error] // set when the disk failed; nothing is written from then on
+	opts    Options
+	log     *slog.Logger
+	lock    *os.File
+	writer  *sql.DB
+	conn    *sql.Conn // the one connection that writes
+	reader  *sql.DB
+	ops     chan *op
+	stop    chan struct{}
+	done    chan struct{}
+	observe atomic.Pointer[func(time.Duration, int)]
+	broken  atomic.Pointer[error] // set when the disk failed; nothing is written from then on
 
 	pageSize int64
 	stmts    map[string]*sql.Stmt // of conn, used by the writer goroutine only
@@ -136,6 +135,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 
 // Path of the database file.
 func (s *Store) Path() string { return s.opts.Path }
+
+// Observe makes fn be told how long each group took to commit and how many changes it held.
+func (s *Store) Observe(fn func(d time.Duration, changes int)) { s.observe.Store(&fn) }
 
 // Close waits for changes under way and closes the database.
 func (s *Store) Close() error {
@@ -294,8 +296,8 @@ func (s *Store) commit(group []*op) {
 		s.moved = make(chan struct{})
 		s.mu.Unlock()
 	}
-	if s.opts.Committed != nil && n > 0 {
-		s.opts.Committed(time.Since(start), n)
+	if fn := s.observe.Load(); fn != nil && n > 0 {
+		(*fn)(time.Since(start), n)
 	}
 	for _, o := range group {
 		close(o.done)

@@ -55,6 +55,7 @@ CREATE TABLE keys (
 	PRIMARY KEY (owner, key)
 ) WITHOUT ROWID;
 CREATE INDEX keys_created ON keys (created);
+CREATE INDEX keys_object ON keys (object);
 
 CREATE TABLE events (
 	seq          INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -1,0 +1,197 @@
+package engine
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// bootRequest is what an execution is made of.
+type bootRequest struct {
+	row    *store.Sandbox
+	spec   *Spec
+	image  *Image
+	dirs   *WorkspaceDirs
+	mounts []driver.Mount
+	step   func(ctx context.Context, name string, fn func(context.Context) error) error
+}
+
+// ChannelTokener is what a driver has whose channel to the guest can be made anew, which the guest then asks a token
+// for.
+type ChannelTokener interface {
+	ChannelToken(ctx context.Context, id warren.SandboxID) (string, error)
+}
+
+// boot makes the driver create the execution and tells its guest who it is.
+func (e *Engine) boot(ctx context.Context, r bootRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, e.opts.BootTimeout)
+	defer cancel()
+	d := e.opts.Drivers[r.row.Driver]
+	if err := r.step(ctx, "create", func(ctx context.Context) error {
+		spec, own, err := e.driverSpec(r)
+		if err != nil {
+			return err
+		}
+		defer closeMounts(own)
+		if err := d.Create(ctx, spec); err != nil {
+			e.metrics.driverError(r.row.Driver, "create")
+			return fmt.Errorf("driver %s: %w", r.row.Driver, err)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := fpCreateBooted.Hit(); err != nil {
+		return err
+	}
+	return r.step(ctx, "guest ready", func(ctx context.Context) error { return e.greet(ctx, r) })
+}
+
+// greet waits for the guest and tells it who it is.
+func (e *Engine) greet(ctx context.Context, r bootRequest) error {
+	d := e.opts.Drivers[r.row.Driver]
+	conn, err := d.Dial(ctx, r.row.ID, warren.GuestPort)
+	if err != nil {
+		e.metrics.driverError(r.row.Driver, "dial")
+		return fmt.Errorf("the guest does not answer: %w", err)
+	}
+	defer conn.Close()
+	in := guestInit{
+		AccessToken: r.row.AccessToken, EnvVars: map[string]string{}, DefaultUser: "user", DefaultWorkdir: filesTarget,
+		Hostname: hostname(r.row), MemoryLimit: r.row.Memory, SandboxID: r.row.ID, Timestamp: e.clock.Now().UTC(),
+	}
+	maps.Copy(in.EnvVars, r.image.Config.Env)
+	maps.Copy(in.EnvVars, r.spec.Env)
+	if t, ok := driver.As[ChannelTokener](d); ok {
+		if in.ChannelToken, err = t.ChannelToken(ctx, r.row.ID); err != nil {
+			return fmt.Errorf("channel token: %w", err)
+		}
+	}
+	return initGuest(ctx, conn, in)
+}
+
+// driverSpec resolves everything for the driver. own are the mounts that were opened for it.
+func (e *Engine) driverSpec(r bootRequest) (_ *driver.Spec, own []driver.Mount, err error) {
+	defer func() {
+		if err != nil {
+			closeMounts(own)
+		}
+	}()
+	open := func(dir, target string, writable bool) error {
+		f, err := openOwn(dir)
+		if err != nil {
+			e.log.Error("workspace directory", "sandbox", r.row.ID, "workspace", r.row.WorkspaceID, "error", err)
+			return fmt.Errorf("the files of workspace %s cannot be opened: %w", r.row.WorkspaceID, warren.ErrUnavailable)
+		}
+		own = append(own, driver.Mount{Dir: f, Source: dir, Target: target, Writable: writable, Owner: driver.Owner{IDBase: driver.DiskIDBase}})
+		return nil
+	}
+	if err := open(r.dirs.Files, filesTarget, true); err != nil {
+		return nil, own, err
+	}
+	if err := open(r.dirs.Home, homeTarget, true); err != nil {
+		return nil, own, err
+	}
+	if r.dirs.Borrow != "" {
+		if err := open(r.dirs.Borrow, RepoMount, false); err != nil {
+			return nil, own, err
+		}
+	}
+	labels := map[string]string{"warren.owner": r.row.Owner}
+	if r.row.Name != "" {
+		labels["warren.name"] = r.row.Name
+	}
+	env := []string{"WARREN_SANDBOX_ID=" + string(r.row.ID)}
+	for _, k := range sortedKeys(r.image.Config.Env) {
+		env = append(env, k+"="+r.image.Config.Env[k])
+	}
+	return &driver.Spec{
+		ID: r.row.ID, Hostname: hostname(r.row), Root: r.image.Root,
+		Mounts: slices.Concat(own, r.mounts),
+		Limits: driver.Limits{CPUMillis: r.row.CPUMillis, Memory: r.row.Memory, Disk: r.row.Disk, PIDs: r.row.PIDs},
+		Env:    env, Options: r.spec.DriverOptions, Labels: labels,
+	}, own, nil
+}
+
+func hostname(row *store.Sandbox) string {
+	if row.Name != "" {
+		return row.Name
+	}
+	return string(row.ID[:9])
+}
+
+// guestInit is the body of the guest's /init.
+type guestInit struct {
+	AccessToken    string            `json:"accessToken"`
+	EnvVars        map[string]string `json:"envVars"`
+	DefaultUser    string            `json:"defaultUser"`
+	DefaultWorkdir string            `json:"defaultWorkdir"`
+	Hostname       string            `json:"hostname"`
+	MemoryLimit    int64             `json:"memoryLimitBytes"`
+	SandboxID      warren.SandboxID  `json:"sandboxId"`
+	ChannelToken   string            `json:"channelToken,omitempty"`
+	Timestamp      time.Time         `json:"timestamp"`
+}
+
+// maxAnswer is how much of a guest's answer is read: it is untrusted, and has nothing long to say.
+const maxAnswer = 64 << 10
+
+// initGuest tells the guest at the other end of conn who it is.
+func initGuest(ctx context.Context, conn net.Conn, in guestInit) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/init", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true
+	// A guest that never answers is ended by the context, through the connection.
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	say := func(err error) error {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return fmt.Errorf("the guest did not answer /init: %w", guestError(err))
+	}
+	if err := req.Write(conn); err != nil {
+		return say(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReaderSize(io.LimitReader(conn, maxAnswer), 4096), req)
+	if err != nil {
+		return say(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
+		return fmt.Errorf("the guest refused /init: %d %q: %w", resp.StatusCode, text, warren.ErrUnavailable)
+	}
+	return nil
+}
+
+// guestError gives errors of a connection a kind.
+func guestError(err error) error {
+	if err == context.Canceled || err == context.DeadlineExceeded {
+		return err
+	}
+	if os.IsTimeout(err) {
+		return context.DeadlineExceeded
+	}
+	return fmt.Errorf("%w (%v)", warren.ErrUnavailable, err)
+}

@@ -1,0 +1,133 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+)
+
+// Budget bounds what may be in use at the same time. Zero fields bound nothing. A failed sandbox counts with its disk;
+// processors and memory count while an execution exists.
+type Budget struct {
+	Sandboxes int
+	CPUMillis int64
+	Memory    int64
+	Disk      int64
+}
+
+// Budgets of the users and of all together.
+type Budgets struct {
+	// PerUser bounds each user that Users does not name.
+	PerUser Budget
+	Users   map[string]Budget
+	Total   Budget
+}
+
+func (b *Budgets) of(user string) Budget {
+	if x, ok := b.Users[user]; ok {
+		return x
+	}
+	return b.PerUser
+}
+
+// usage is what is in use.
+type usage struct {
+	sandboxes         int
+	cpu, memory, disk int64
+}
+
+func (u *usage) add(v usage, sign int) {
+	u.sandboxes += sign * v.sandboxes
+	u.cpu += int64(sign) * v.cpu
+	u.memory += int64(sign) * v.memory
+	u.disk += int64(sign) * v.disk
+}
+
+// cost is what a sandbox counts for, with an execution or without.
+func cost(l driver.Limits, executing bool) usage {
+	u := usage{sandboxes: 1, disk: l.Disk}
+	if executing {
+		u.cpu, u.memory = int64(l.CPUMillis), l.Memory
+	}
+	return u
+}
+
+// reserve takes more from the budgets, all of it or nothing. The caller holds mu.
+func (e *Engine) reserve(user string, more usage) error {
+	u := e.usage[user]
+	if u == nil {
+		u = &usage{}
+	}
+	if err := within(u, more, e.opts.Budgets.of(user), "per user"); err != nil {
+		return err
+	}
+	if err := within(&e.total, more, e.opts.Budgets.Total, "of this server"); err != nil {
+		return err
+	}
+	u.add(more, 1)
+	e.total.add(more, 1)
+	e.usage[user] = u
+	return nil
+}
+
+// unreserve gives back. The caller holds mu.
+func (e *Engine) unreserve(user string, less usage) {
+	u := e.usage[user]
+	u.add(less, -1)
+	e.total.add(less, -1)
+	if *u == (usage{}) {
+		delete(e.usage, user)
+	}
+}
+
+// BudgetError says which budget is used up. It matches [warren.ErrExhausted].
+type BudgetError struct {
+	// Resource names the budget with its limit, such as "sandboxes per user (limit 20)".
+	Resource string
+	message  string
+}
+
+func (b *BudgetError) Error() string { return b.message }
+
+// Unwrap returns [warren.ErrExhausted].
+func (b *BudgetError) Unwrap() error { return warren.ErrExhausted }
+
+func within(have *usage, more usage, b Budget, whose string) error {
+	check := func(what string, have, more, limit int64, show func(int64) string) error {
+		if limit == 0 || more == 0 || have+more <= limit {
+			return nil
+		}
+		r := fmt.Sprintf("%s %s (limit %s)", what, whose, show(limit))
+		return &BudgetError{Resource: r, message: fmt.Sprintf("the budget of %s is used up: %s in use, %s more asked for; delete a sandbox (`warren rm`) or ask for less: %v",
+			r, show(have), show(more), warren.ErrExhausted)}
+	}
+	count := func(n int64) string { return fmt.Sprint(n) }
+	cpus := func(n int64) string { return fmt.Sprintf("%g CPU", float64(n)/1000) }
+	if err := check("sandboxes", int64(have.sandboxes), int64(more.sandboxes), int64(b.Sandboxes), count); err != nil {
+		return err
+	}
+	if err := check("processors", have.cpu, more.cpu, b.CPUMillis, cpus); err != nil {
+		return err
+	}
+	if err := check("memory", have.memory, more.memory, b.Memory, size); err != nil {
+		return err
+	}
+	return check("disk", have.disk, more.disk, b.Disk, size)
+}
+
+// size writes bytes for people.
+func size(n int64) string {
+	for _, u := range []struct {
+		n    int64
+		name string
+	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n >= u.n {
+			if n%u.n == 0 {
+				return fmt.Sprintf("%d %s", n/u.n, u.name)
+			}
+			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.n), u.name)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}

@@ -1,0 +1,621 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// The places at which the crash suite ends the process during a create, in order.
+var (
+	fpCreateBegin     = failpoint.New("engine.create.begin")
+	fpCreateIntent    = failpoint.New("engine.create.intent")
+	fpCreatePrepared  = failpoint.New("engine.create.prepared")
+	fpCreateQueued    = failpoint.New("engine.create.queued")
+	fpCreateBooted    = failpoint.New("engine.create.booted")
+	fpCreatePopulated = failpoint.New("engine.create.populated")
+	fpCreateReady     = failpoint.New("engine.create.ready")
+	fpCreateRunning   = failpoint.New("engine.create.running")
+	fpCreateUndo      = failpoint.New("engine.create.undo")
+)
+
+// storedSpec is a spec as the store keeps it.
+type storedSpec struct {
+	Spec
+	// Operator says with whose rights the mounts were allowed, for a restart opens them again.
+	Operator bool `json:"operator,omitempty"`
+}
+
+// flight is a create under way and the callers that wait for it. It ends when none is left.
+type flight struct {
+	print  string
+	cancel context.CancelFunc
+	refs   int // guarded by Engine.mu
+	done   chan struct{}
+	result *Sandbox
+	err    error
+
+	mu        sync.Mutex
+	listeners []func(Progress)
+}
+
+// tell passes progress on. Listeners of callers that have left are nil.
+func (f *flight) tell(p Progress) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, fn := range f.listeners {
+		if fn != nil {
+			fn(p)
+		}
+	}
+}
+
+func (f *flight) listen(fn func(Progress)) (leave func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := len(f.listeners)
+	f.listeners = append(f.listeners, fn)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.listeners[i] = nil
+	}
+}
+
+// Create makes a sandbox that is ready for its first command, or leaves nothing. progress, if not nil, is called from
+// another goroutine, one call at a time, and not after Create has returned.
+//
+// When ctx ends the create is undone, unless another call with the same idempotency key waits for it too.
+func (e *Engine) Create(ctx context.Context, c Caller, r CreateRequest, progress func(Progress)) (*Sandbox, error) {
+	spec := r.Spec.clone()
+	if err := checkKey(r.IdempotencyKey); err != nil {
+		return nil, err
+	}
+	print := fingerprint(spec) // as it was asked for: a default that changes makes no other request
+	if err := e.normal(c, &spec); err != nil {
+		return nil, err
+	}
+	key := ownedName{c.User, r.IdempotencyKey}
+	for {
+		f, err := e.board(ctx, c, spec, key, print)
+		if err != nil {
+			return nil, err
+		}
+		sb, err, again := e.ride(ctx, c, f, r.IdempotencyKey != "", progress)
+		if !again {
+			return sb, err
+		}
+	}
+}
+
+// board joins the flight of a key, or starts one.
+func (e *Engine) board(ctx context.Context, c Caller, spec Spec, key ownedName, print string) (*flight, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if key.name != "" {
+		if f := e.flights[key]; f != nil {
+			if f.print != print {
+				return nil, keyReused(key.name)
+			}
+			if f.refs > 0 {
+				f.refs++
+			}
+			return f, nil
+		}
+	}
+	// The create has to outlive this call when others join it; the trace goes along.
+	runCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.CreateTimeout)
+	f := &flight{print: print, cancel: cancel, refs: 1, done: make(chan struct{})}
+	stop := context.AfterFunc(e.ctx, cancel)
+	ok := e.spawn(func() {
+		defer stop()
+		defer cancel()
+		f.result, f.err = e.make(runCtx, c, spec, key, f)
+		e.mu.Lock()
+		if key.name != "" {
+			delete(e.flights, key)
+		}
+		e.mu.Unlock()
+		close(f.done)
+	})
+	if !ok {
+		stop()
+		cancel()
+		return nil, errClosing
+	}
+	if key.name != "" {
+		e.flights[key] = f
+	}
+	return f, nil
+}
+
+// spawn runs fn as a part of the engine's life. The caller holds mu.
+func (e *Engine) spawn(fn func()) bool {
+	if e.closing {
+		return false
+	}
+	e.wg.Go(fn)
+	return true
+}
+
+// undoWait is how long a caller that has given up waits to see its create undone.
+const undoWait = 10 * time.Second
+
+// ride waits for a flight. again says that it had been given up by others and is over, so that a new one is due.
+func (e *Engine) ride(ctx context.Context, c Caller, f *flight, keyed bool, progress func(Progress)) (_ *Sandbox, _ error, again bool) {
+	e.mu.Lock()
+	abandoned := f.refs == 0
+	e.mu.Unlock()
+	if abandoned {
+		select {
+		case <-f.done:
+			return nil, nil, true
+		case <-ctx.Done():
+			return nil, ctx.Err(), false
+		}
+	}
+	if progress != nil {
+		defer f.listen(progress)()
+	}
+	select {
+	case <-f.done:
+		if f.err != nil {
+			return nil, f.err, false
+		}
+		sb := *f.result
+		return &sb, nil, false
+	case <-ctx.Done():
+	}
+	e.mu.Lock()
+	f.refs--
+	last := f.refs == 0
+	if last {
+		f.cancel()
+	}
+	e.mu.Unlock()
+	if !last {
+		return nil, ctx.Err(), false
+	}
+	select {
+	case <-f.done:
+	case <-time.After(undoWait):
+		return nil, ctx.Err(), false
+	}
+	if f.err == nil && !keyed {
+		// It was ready in the same moment. Nobody will ever ask for it.
+		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoWait)
+		defer cancel()
+		if err := e.Delete(dctx, c, DeleteRequest{ID: string(f.result.ID), AllowMissing: true}); err != nil {
+			e.log.Warn("cancelled create not removed yet", "sandbox", f.result.ID, "error", err)
+		}
+	}
+	return nil, ctx.Err(), false
+}
+
+func keyReused(key string) error {
+	return fmt.Errorf("idempotency key %s was used for another request; a new request needs a new key: %w", quote(key), warren.ErrInvalid)
+}
+
+// making is one create.
+type making struct {
+	e      *Engine
+	caller Caller
+	spec   Spec
+	key    ownedName
+	flight *flight
+	sb     *sandbox
+	op     *operation
+	ws     *workspace
+	ownWS  bool // the workspace was made for this sandbox
+	mounts []driver.Mount
+	image  *Image
+	repo   *Repo
+	source WorkspaceSource
+	dirs   *WorkspaceDirs
+	booted bool // the driver was asked to create
+
+	began time.Duration
+	mu    sync.Mutex
+	steps []store.Milestone
+}
+
+// make runs a create to its end.
+func (e *Engine) make(ctx context.Context, c Caller, spec Spec, key ownedName, f *flight) (*Sandbox, error) {
+	if key.name != "" {
+		if sb, err := e.recall(ctx, c, key, f.print); sb != nil || err != nil {
+			return sb, err
+		}
+	}
+	began, _ := e.clock.Steady()
+	m := &making{e: e, caller: c, spec: spec, key: key, flight: f, began: began}
+	ctx, span := e.tracer.Start(ctx, "sandbox.create", trace.WithAttributes(attribute.String("warren.driver", spec.Driver), attribute.String("warren.image", spec.Image)))
+	defer span.End()
+	v, err := m.run(ctx)
+	took, _ := e.clock.Steady()
+	e.metrics.created(err, took-began)
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+		if m.sb != nil {
+			e.log.Info("create failed", "sandbox", m.sb.row.ID, "user", c.User, "error", err)
+		}
+		return nil, err
+	}
+	span.SetAttributes(attribute.String("warren.sandbox", string(v.ID)))
+	e.log.Info("sandbox running", "sandbox", v.ID, "user", c.User, "took", took-began)
+	return v, nil
+}
+
+// recall returns the sandbox that an earlier call with the key made.
+func (e *Engine) recall(ctx context.Context, c Caller, key ownedName, print string) (*Sandbox, error) {
+	k, err := e.store.Key(ctx, key.owner, key.name)
+	if err != nil || k == nil || e.clock.Now().Sub(k.Created) > keyLife {
+		return nil, err
+	}
+	if k.Fingerprint != print {
+		return nil, keyReused(key.name)
+	}
+	e.mu.Lock()
+	sb := e.boxes[warren.SandboxID(k.Object)]
+	e.mu.Unlock()
+	if sb != nil {
+		// One that reconciliation finishes or undoes is waited for.
+		if err := e.settled(ctx, sb); err != nil {
+			return nil, err
+		}
+		if v, err := e.Get(ctx, c, k.Object); !errors.Is(err, warren.ErrNotFound) {
+			return v, err
+		}
+		if k, err := e.store.Key(ctx, key.owner, key.name); err != nil || k == nil {
+			return nil, err // undone: this is the first call
+		}
+	}
+	return nil, fmt.Errorf("idempotency key %s made sandbox %s, which is gone; use a new key for a new sandbox: %w", quote(key.name), k.Object, warren.ErrState)
+}
+
+// keyLife is how long an idempotency key is kept.
+const keyLife = 24 * time.Hour
+
+// settled waits until nothing holds sb.
+func (e *Engine) settled(ctx context.Context, sb *sandbox) error {
+	for {
+		e.mu.Lock()
+		op := sb.op
+		e.mu.Unlock()
+		if op == nil {
+			return nil
+		}
+		select {
+		case <-op.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (m *making) run(ctx context.Context) (_ *Sandbox, err error) {
+	e := m.e
+	if err := fpCreateBegin.Hit(); err != nil {
+		return nil, err
+	}
+	if m.mounts, err = e.openMounts(m.caller, m.spec.Mounts); err != nil {
+		return nil, err
+	}
+	defer closeMounts(m.mounts)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := m.reserve(cancel); err != nil {
+		return nil, err
+	}
+	if err := m.build(ctx); err != nil {
+		err = e.plain(ctx, err)
+		m.undo(ctx, err)
+		return nil, err
+	}
+	e.mu.Lock()
+	v := e.view(m.sb)
+	e.mu.Unlock()
+	v.Spec = m.spec
+	for _, s := range m.steps {
+		v.Timing = append(v.Timing, Milestone(s))
+	}
+	e.finish(m.sb, m.op, nil)
+	return v, nil
+}
+
+// plain says why a context ended when the engine itself ended it.
+func (e *Engine) plain(ctx context.Context, err error) error {
+	if e.ctx.Err() != nil {
+		return errClosing
+	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		return fmt.Errorf("the create was cut short by a delete or by its caller: %w", errors.Join(warren.ErrState, context.Canceled))
+	}
+	return err
+}
+
+// reserve takes the name, the workspace and the budgets, in memory, all or nothing.
+func (m *making) reserve(cancel context.CancelFunc) error {
+	e, s := m.e, &m.spec
+	now := e.clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return errClosing
+	}
+	owner := m.caller.User
+	if s.Name != "" {
+		if other := e.names[ownedName{owner, s.Name}]; other != nil {
+			return nameTaken("sandbox", s.Name, string(other.row.ID))
+		}
+	}
+	id := warren.SandboxID(newID('s'))
+	l := s.Resources.limits()
+	if s.WorkspaceID != "" {
+		ws, err := e.findWorkspace(m.caller, s.WorkspaceID)
+		if err != nil {
+			return err
+		}
+		if err := ws.free(); err != nil {
+			return err
+		}
+		m.ws = ws
+		s.WorkspaceID = string(ws.row.ID)
+		// A workspace stays its owner's, so a sandbox on it is that owner's too.
+		if ws.row.Owner != owner {
+			return fmt.Errorf("workspace %s belongs to user %q: %w", ws.row.ID, ws.row.Owner, warren.ErrDenied)
+		}
+	}
+	if err := e.reserve(owner, cost(l, true)); err != nil {
+		return err
+	}
+	if m.ws == nil {
+		m.ownWS = true
+		e.lastSpace++
+		m.ws = &workspace{row: store.Workspace{Num: e.lastSpace, ID: warren.WorkspaceID(newID('w')), Owner: owner, State: wsCreating, Created: now, Keep: s.KeepWorkspace}}
+		e.spaces[m.ws.row.ID] = m.ws
+	}
+	e.lastNum++
+	m.sb = &sandbox{spec: s, timer: -1, born: e.line.now(), active: e.line.now()}
+	m.sb.row = store.Sandbox{
+		Num: e.lastNum, ID: id, Name: s.Name, Owner: owner, State: string(Creating), Generation: 1,
+		Driver: s.Driver, Image: s.Image, WorkspaceID: m.ws.row.ID,
+		CPUMillis: l.CPUMillis, Memory: l.Memory, Disk: l.Disk, PIDs: l.PIDs,
+		Created: now, LastActive: now, Idle: s.IdleTimeout, Restart: string(s.Restart),
+		DropWorkspace: m.ownWS && !s.KeepWorkspace, AccessToken: randomHex(32), Labels: s.Labels,
+	}
+	if s.TTL > 0 {
+		m.sb.row.Expires = e.line.now() + int64(s.TTL)
+	}
+	m.op = newOperation("create", cancel)
+	m.sb.op = m.op
+	e.insert(m.sb)
+	m.ws.box = m.sb
+	return nil
+}
+
+// build does what can fail.
+func (m *making) build(ctx context.Context) error {
+	e := m.e
+	if err := m.gather(ctx); err != nil {
+		return err
+	}
+	if err := m.intend(ctx); err != nil {
+		return err
+	}
+	if err := fpCreateIntent.Hit(); err != nil {
+		return err
+	}
+	if err := m.step(ctx, "cut workspace", func(ctx context.Context) (err error) {
+		if m.ownWS {
+			m.dirs, err = e.opts.Workspaces.Prepare(ctx, m.ws.row.ID, m.source)
+		} else {
+			m.dirs, err = e.opts.Workspaces.Get(ctx, m.ws.row.ID)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := fpCreatePrepared.Hit(); err != nil {
+		return err
+	}
+	if err := m.step(ctx, "queue", func(ctx context.Context) error { return e.starts.acquire(ctx, m.sb.row.Owner) }); err != nil {
+		return err
+	}
+	err := m.start(ctx)
+	e.starts.release()
+	if err != nil {
+		return err
+	}
+	return m.settle(ctx)
+}
+
+// gather finds the image and brings the repository into the cache, at the same time. It makes nothing of the sandbox's.
+func (m *making) gather(ctx context.Context) error {
+	e := m.e
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return m.step(gctx, "resolve image", func(ctx context.Context) (err error) {
+			m.image, err = e.useImage(ctx, m.sb, m.spec.Image)
+			return err
+		})
+	})
+	if m.ownWS && m.spec.Repo != nil {
+		g.Go(func() error {
+			return m.step(gctx, "fetch repo", func(ctx context.Context) (err error) {
+				m.source, err = e.fetchSource(ctx, m.ws, m.spec.Repo, m.flight.tell)
+				return err
+			})
+		})
+	}
+	return g.Wait()
+}
+
+// intend makes the intent durable: from here on a crash is undone by the next Open.
+func (m *making) intend(ctx context.Context) error {
+	e := m.e
+	spec, err := json.Marshal(storedSpec{m.spec, m.caller.Operator})
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	row := m.sb.row
+	var ws store.Workspace
+	if m.ownWS {
+		m.ws.setSource(m.source)
+		ws = m.ws.row
+	}
+	e.mu.Unlock()
+	err = e.store.Update(ctx, func(tx *store.Tx) error {
+		if m.ownWS {
+			if err := tx.InsertWorkspace(&ws); err != nil {
+				return err
+			}
+		}
+		if err := tx.InsertSandbox(&row, spec); err != nil {
+			return err
+		}
+		if m.key.name != "" {
+			// One of more than 24 hours may still be there.
+			if err := tx.DeleteKey(m.key.owner, m.key.name); err != nil {
+				return err
+			}
+			if err := tx.InsertKey(store.Key{Owner: m.key.owner, Key: m.key.name, Fingerprint: m.flight.print, Object: string(row.ID), Created: e.clock.Now()}); err != nil {
+				return err
+			}
+		}
+		return tx.AppendEvent(e.event(m.caller.User, "sandbox.create", &row, ""))
+	})
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	m.sb.stored = true
+	e.mu.Unlock()
+	return nil
+}
+
+// start boots the execution while the workspace is filled, and waits for the guest.
+func (m *making) start(ctx context.Context) error {
+	e := m.e
+	if err := fpCreateQueued.Hit(); err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	if m.ownWS {
+		g.Go(func() error {
+			if err := m.step(gctx, "checkout", func(ctx context.Context) error { return e.opts.Workspaces.Populate(ctx, m.ws.row.ID) }); err != nil {
+				return err
+			}
+			return fpCreatePopulated.Hit()
+		})
+	}
+	g.Go(func() error {
+		m.booted = true
+		return e.boot(gctx, bootRequest{row: &m.sb.row, spec: &m.spec, image: m.image, dirs: m.dirs, mounts: m.mounts, step: m.step})
+	})
+	return g.Wait()
+}
+
+// settle makes the sandbox running, in the store and then in memory.
+func (m *making) settle(ctx context.Context) error {
+	e := m.e
+	if err := fpCreateReady.Hit(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	row := m.sb.row
+	row.State, row.LastActive = string(Running), e.clock.Now()
+	ws := m.ws.row
+	ws.State = wsReady
+	e.mu.Unlock()
+	if err := e.store.Update(ctx, func(tx *store.Tx) error {
+		if m.ownWS {
+			if err := tx.UpdateWorkspace(&ws); err != nil {
+				return err
+			}
+		}
+		if err := tx.UpdateSandbox(&row); err != nil {
+			return err
+		}
+		if err := tx.SetTiming(row.ID, m.steps); err != nil {
+			return err
+		}
+		return tx.AppendEvent(e.event(m.caller.User, "sandbox.running", &row, ""))
+	}); err != nil {
+		return err
+	}
+	fpCreateRunning.Hit() // too late to fail
+	e.mu.Lock()
+	m.sb.row.State, m.sb.row.LastActive = row.State, row.LastActive
+	m.ws.row.State = wsReady
+	m.sb.spec = nil
+	m.sb.born = e.line.now()
+	m.sb.active = m.sb.born
+	e.schedule(m.sb)
+	e.mu.Unlock()
+	return nil
+}
+
+// step runs one milestone: it is told as progress, traced, measured and kept.
+func (m *making) step(ctx context.Context, name string, fn func(context.Context) error) error {
+	m.flight.tell(Progress{Step: name})
+	ctx, span := m.e.tracer.Start(ctx, name)
+	defer span.End()
+	start, _ := m.e.clock.Steady()
+	err := fn(ctx)
+	end, _ := m.e.clock.Steady()
+	m.e.metrics.milestone(name, end-start)
+	m.mu.Lock()
+	m.steps = append(m.steps, store.Milestone{Name: name, Start: start - m.began, Duration: end - start})
+	m.mu.Unlock()
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
+	return err
+}
+
+// undo removes what a failed create has made. What cannot be removed now is removed later, as a delete is.
+func (m *making) undo(ctx context.Context, cause error) {
+	e := m.e
+	e.mu.Lock()
+	stored := m.sb.stored
+	m.op.workspace = m.ownWS
+	if !stored {
+		e.drop(m.sb)
+		e.dropWorkspace(m)
+	} else {
+		m.op.kind = "delete"
+		e.setState(m.sb, Deleting)
+	}
+	e.mu.Unlock()
+	if !stored {
+		e.finish(m.sb, m.op, cause)
+		return
+	}
+	fpCreateUndo.Hit()
+	event := e.event(m.caller.User, "sandbox.create_failed", &m.sb.row, cause.Error())
+	e.erase(context.WithoutCancel(ctx), m.sb, m.op, erasure{event: event, cause: cause})
+}
+
+// dropWorkspace forgets a workspace that was only reserved. The caller holds mu.
+func (e *Engine) dropWorkspace(m *making) {
+	if m.ownWS {
+		delete(e.spaces, m.ws.row.ID)
+	}
+}

@@ -1,0 +1,235 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// The places at which the crash suite ends the process during a delete, in order.
+var (
+	fpDeleteBegin     = failpoint.New("engine.delete.begin")
+	fpDeleteIntent    = failpoint.New("engine.delete.intent")
+	fpDeleteDriver    = failpoint.New("engine.delete.driver")
+	fpDeleteWorkspace = failpoint.New("engine.delete.workspace")
+	fpDeleteGone      = failpoint.New("engine.delete.gone")
+)
+
+// Delete removes a sandbox: its processes, what it wrote to its root, and its workspace when that was made for it and is
+// not to be kept. It returns when all is gone. Deleting again, or at the same time, joins. When the driver fails, Delete
+// says so and the engine goes on trying.
+func (e *Engine) Delete(ctx context.Context, c Caller, r DeleteRequest) error {
+	e.mu.Lock()
+	sb, err := e.find(c, r.ID)
+	e.mu.Unlock()
+	if err != nil {
+		if r.AllowMissing && errors.Is(err, warren.ErrNotFound) {
+			return nil
+		}
+		return err
+	}
+	return e.delete(ctx, sb, c.User, "sandbox.delete", "", r.DeleteWorkspace)
+}
+
+func (e *Engine) delete(ctx context.Context, sb *sandbox, actor, action, why string, workspace bool) error {
+	for {
+		e.mu.Lock()
+		if sb.gone {
+			e.mu.Unlock()
+			return nil
+		}
+		op := sb.op
+		if op == nil {
+			op = e.beginDelete(sb, actor, action, why, workspace)
+			if op == nil {
+				e.mu.Unlock()
+				return errClosing
+			}
+		}
+		if op.kind == "delete" {
+			op.workspace = op.workspace || workspace
+			e.mu.Unlock()
+			select {
+			case <-op.first:
+				return op.firstErr
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if op.cancel != nil {
+			op.cancel()
+		}
+		e.mu.Unlock()
+		select {
+		case <-op.done:
+		case <-op.first: // a create that is being undone
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// beginDelete starts the removal of a sandbox that nothing holds. The caller holds mu.
+func (e *Engine) beginDelete(sb *sandbox, actor, action, why string, workspace bool) *operation {
+	op := newOperation("delete", nil)
+	op.workspace = workspace
+	was := sb.state()
+	if !e.spawn(func() { e.runDelete(sb, op, was, actor, action, why) }) {
+		return nil
+	}
+	sb.op = op
+	if was == Failed {
+		// From here on it counts as executing again, which drop gives back; nothing may forbid a delete.
+		more := usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory}
+		e.usage[sb.row.Owner].add(more, 1)
+		e.total.add(more, 1)
+	}
+	e.setState(sb, Deleting)
+	return op
+}
+
+func (e *Engine) runDelete(sb *sandbox, op *operation, was State, actor, action, why string) {
+	err := fpDeleteBegin.Hit()
+	if err == nil {
+		e.mu.Lock()
+		row := sb.row
+		e.mu.Unlock()
+		err = e.store.Update(e.ctx, func(tx *store.Tx) error {
+			if err := tx.UpdateSandbox(&row); err != nil {
+				return err
+			}
+			return tx.AppendEvent(e.event(actor, action, &row, why))
+		})
+	}
+	if err == nil {
+		err = fpDeleteIntent.Hit()
+	}
+	if err != nil && !errors.Is(err, warren.ErrExhausted) && !errors.Is(err, failpoint.ErrInjected) {
+		// Without its intent nothing is done. A full disk alone does not stop a delete, which makes room: should the
+		// process end in the middle, the sandbox is found without an execution, and can be deleted again.
+		e.mu.Lock()
+		e.setState(sb, was)
+		op.firstErr = err
+		close(op.first)
+		e.mu.Unlock()
+		e.finish(sb, op, err)
+		return
+	}
+	e.erase(e.ctx, sb, op, erasure{event: e.event(actor, "sandbox.deleted", &sb.row, "")})
+}
+
+// erasure says how a removal is recorded.
+type erasure struct {
+	event *store.Event
+	// cause of the undoing of a create, which is what waiters get. A retry with the same key is a first call then.
+	cause error
+}
+
+// erase removes all of a sandbox whose deletion is decided, and repeats what fails until it is done or the engine
+// closes. It returns after the first attempt; op ends with the last.
+func (e *Engine) erase(ctx context.Context, sb *sandbox, op *operation, x erasure) {
+	err := e.eraseOnce(ctx, sb, op, x)
+	e.mu.Lock()
+	op.firstErr = err
+	if err != nil {
+		op.firstErr = fmt.Errorf("sandbox %s could not be removed yet and is tried again: %w", sb.label(), err)
+	}
+	again := err != nil && e.spawn(func() { e.eraseAgain(sb, op, x) })
+	close(op.first)
+	e.mu.Unlock()
+	if again {
+		return
+	}
+	if err == nil {
+		err = x.cause
+	}
+	e.finish(sb, op, err)
+}
+
+func (e *Engine) eraseAgain(sb *sandbox, op *operation, x erasure) {
+	wait := 100 * time.Millisecond
+	for {
+		select {
+		case <-e.clock.After(wait):
+		case <-e.ctx.Done():
+			e.finish(sb, op, errClosing)
+			return
+		}
+		if err := e.eraseOnce(e.ctx, sb, op, x); err == nil {
+			e.finish(sb, op, x.cause)
+			return
+		}
+		wait = min(2*wait, 30*time.Second)
+	}
+}
+
+func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x erasure) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
+	defer cancel()
+	e.mu.Lock()
+	row, ws := sb.row, e.spaces[sb.row.WorkspaceID]
+	drop := op.workspace || row.DropWorkspace
+	e.mu.Unlock()
+	defer func() {
+		if err != nil && e.ctx.Err() == nil {
+			e.log.Warn("delete failed", "sandbox", row.ID, "error", err)
+			e.mu.Lock()
+			sb.row.Failure = &store.Failure{Reason: "delete", Message: err.Error(), Time: e.clock.Now()}
+			e.mu.Unlock()
+		}
+	}()
+	d := e.opts.Drivers[row.Driver]
+	if d == nil {
+		return fmt.Errorf("driver %q, which has sandbox %s, is not open in this server: %w", row.Driver, row.ID, warren.ErrUnavailable)
+	}
+	if err := d.Delete(ctx, row.ID); err != nil {
+		e.metrics.driverError(row.Driver, "delete")
+		return fmt.Errorf("driver %s: %w", row.Driver, err)
+	}
+	if err := fpDeleteDriver.Hit(); err != nil {
+		return err
+	}
+	if drop && ws != nil {
+		if err := e.quiet(ctx, ws); err != nil {
+			return err
+		}
+		if err := e.opts.Workspaces.Delete(ctx, ws.row.ID); err != nil {
+			return fmt.Errorf("workspace %s: %w", ws.row.ID, err)
+		}
+	}
+	if err := fpDeleteWorkspace.Hit(); err != nil {
+		return err
+	}
+	event := *x.event
+	if err := e.store.Update(ctx, func(tx *store.Tx) error {
+		if err := tx.DeleteSandbox(row.ID); err != nil {
+			return err
+		}
+		if drop {
+			if err := tx.DeleteWorkspace(row.WorkspaceID); err != nil {
+				return err
+			}
+		}
+		if x.cause != nil {
+			if err := tx.DeleteKeysOf(string(row.ID)); err != nil {
+				return err
+			}
+		}
+		return tx.AppendEvent(&event)
+	}); err != nil {
+		return err
+	}
+	fpDeleteGone.Hit() // too late to fail
+	e.mu.Lock()
+	e.drop(sb)
+	if drop && ws != nil {
+		e.forget(ws)
+	}
+	e.mu.Unlock()
+	return nil
+}

@@ -1,0 +1,267 @@
+// Package engine owns the lifecycle of every sandbox and workspace, and is the only writer of the store.
+//
+// # States
+//
+// A sandbox is creating, then running; failed when its execution ended without being asked to, and running again
+// after a restart; deleting on the way to gone. What the engine is about to do is durable before it is done: a row
+// in state creating or deleting is a promise that [Open] keeps after a crash, by undoing the first and finishing the
+// second. One operation at a time (create, restart, delete) holds a sandbox; others wait for it or join it.
+//
+// # Memory and store
+//
+// What is asked often (state, owner, limits, labels) is held in memory, some hundred bytes a sandbox; specs and
+// milestones are read from the store. One mutex guards the memory and is never held across input or output.
+//
+// # Time
+//
+// Timeouts run on a time line of the engine's own that moves with the monotonic clock, also across restarts of the
+// daemon while the machine stays up, so that a jump of the wall clock ends no sandbox. See timeline.go.
+//
+// # Users
+//
+// Every call names its caller. What a caller may not see does not exist for it: a foreign id gives the same
+// [warren.ErrNotFound] as one that was never given.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// Options of [Open].
+type Options struct {
+	Store      *store.Store
+	Images     Images
+	Repos      Repos
+	Workspaces Workspaces
+	// Drivers by the names that users write. The engine does not close them.
+	Drivers map[string]driver.Driver
+	// DefaultDriver and DefaultImage are used where a spec names none.
+	DefaultDriver, DefaultImage string
+	// Defaults fill in resources that a spec leaves out; zero fields mean 2 processors, 2 GiB of memory, 10 GiB of disk and
+	// 4096 processes. Max bounds what a spec may ask for; zero fields bound nothing.
+	Defaults, Max driver.Limits
+	Budgets       Budgets
+	// AllowMounts are host directories beneath which anyone may mount; an operator may mount any.
+	AllowMounts []string
+	// Starts is how many sandboxes start at the same time; 0 means GOMAXPROCS.
+	Starts int
+	// CreateTimeout bounds a create, its clone included; 0 means 30 minutes. BootTimeout bounds the driver's create and the
+	// guest's answer; 0 means 2 minutes. DeleteTimeout bounds one attempt to delete; 0 means 1 minute.
+	CreateTimeout, BootTimeout, DeleteTimeout time.Duration
+	// DefaultIdleTimeout applies to sandboxes whose spec has none; 0 means none.
+	DefaultIdleTimeout time.Duration
+	Logger             *slog.Logger
+	Tracer             trace.Tracer
+	Registerer         prometheus.Registerer
+	Clock              Clock
+}
+
+// Engine is open between [Open] and [Engine.Close].
+type Engine struct {
+	opts    Options
+	store   *store.Store
+	log     *slog.Logger
+	tracer  trace.Tracer
+	clock   Clock
+	metrics *metrics
+	starts  *queue
+	line    *timeline
+
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	instance string
+
+	mu         sync.Mutex
+	closing    bool
+	lastNum    int64 // of sandboxes
+	lastSpace  int64 // of workspaces
+	boxes      map[warren.SandboxID]*sandbox
+	names      map[ownedName]*sandbox
+	spaces     map[warren.WorkspaceID]*workspace
+	spaceNames map[ownedName]*workspace
+	usage      map[string]*usage
+	total      usage
+	flights    map[ownedName]*flight
+	keyed      map[ownedName]chan struct{}
+	timers     timers
+	kick       chan struct{} // wakes the expiry loop
+	tokens     map[[32]byte]*token
+	tokenIDs   map[string]*token
+	repos      removals[warren.RepoID]
+	images     removals[string]
+}
+
+// ownedName is a name in the name space of its owner.
+type ownedName struct{ owner, name string }
+
+// Open loads the store, reconciles it with what the drivers have, and begins to serve. What takes time (removing
+// half-made sandboxes, finishing deletions) goes on in the background while the sandboxes concerned are held.
+func Open(ctx context.Context, o Options) (_ *Engine, err error) {
+	if o.Store == nil || o.Images == nil || o.Repos == nil || o.Workspaces == nil || len(o.Drivers) == 0 {
+		return nil, errors.New("engine: Store, Images, Repos, Workspaces and Drivers are needed")
+	}
+	if o.Drivers[o.DefaultDriver] == nil {
+		return nil, fmt.Errorf("engine: the default driver %q is not among the drivers (%s): %w", o.DefaultDriver, driverNames(o.Drivers), warren.ErrInvalid)
+	}
+	setDefaults(&o)
+	e := &Engine{
+		opts: o, store: o.Store, log: o.Logger, tracer: o.Tracer, clock: o.Clock,
+		starts:     newQueue(o.Starts),
+		boxes:      map[warren.SandboxID]*sandbox{},
+		names:      map[ownedName]*sandbox{},
+		spaces:     map[warren.WorkspaceID]*workspace{},
+		spaceNames: map[ownedName]*workspace{},
+		usage:      map[string]*usage{},
+		flights:    map[ownedName]*flight{},
+		keyed:      map[ownedName]chan struct{}{},
+		kick:       make(chan struct{}, 1),
+		tokens:     map[[32]byte]*token{},
+		tokenIDs:   map[string]*token{},
+		instance:   randomHex(8),
+	}
+	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	defer func() {
+		if err != nil {
+			e.Close()
+		}
+	}()
+	if e.metrics, err = newMetrics(e, o.Registerer); err != nil {
+		return nil, err
+	}
+	if e.line, err = openTimeline(ctx, e.store, e.clock); err != nil {
+		return nil, err
+	}
+	if err := e.loadTokens(ctx); err != nil {
+		return nil, err
+	}
+	if err := e.reconcile(ctx); err != nil {
+		return nil, err
+	}
+	e.wg.Go(e.expiryLoop)
+	e.wg.Go(e.heartbeatLoop)
+	for name, d := range o.Drivers {
+		e.wg.Go(func() { e.watchDriver(name, d) })
+	}
+	return e, nil
+}
+
+func setDefaults(o *Options) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Tracer == nil {
+		o.Tracer = noop.NewTracerProvider().Tracer("")
+	}
+	if o.Clock == nil {
+		o.Clock = SystemClock()
+	}
+	if o.Starts <= 0 {
+		o.Starts = runtime.GOMAXPROCS(0)
+	}
+	if o.DefaultImage == "" {
+		o.DefaultImage = "host"
+	}
+	def := func(v, to *time.Duration) {
+		if *v == 0 {
+			*v = *to
+		}
+	}
+	half, two, one := 30*time.Minute, 2*time.Minute, time.Minute
+	def(&o.CreateTimeout, &half)
+	def(&o.BootTimeout, &two)
+	def(&o.DeleteTimeout, &one)
+	if o.Defaults.CPUMillis == 0 {
+		o.Defaults.CPUMillis = 2000
+	}
+	if o.Defaults.Memory == 0 {
+		o.Defaults.Memory = 2 << 30
+	}
+	if o.Defaults.Disk == 0 {
+		o.Defaults.Disk = 10 << 30
+	}
+	if o.Defaults.PIDs == 0 {
+		o.Defaults.PIDs = 4096
+	}
+}
+
+// Close stops what runs in the background, undoes creates under way, and returns when all has ended. Sandboxes keep
+// running.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	was := e.closing
+	e.closing = true
+	e.mu.Unlock()
+	e.cancel()
+	if was {
+		e.wg.Wait()
+		return nil
+	}
+	e.wg.Wait()
+	if e.metrics != nil {
+		e.metrics.unregister()
+	}
+	if e.line == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return e.saveActivity(ctx)
+}
+
+// Instance is another string at each Open.
+func (e *Engine) Instance() string { return e.instance }
+
+// Drivers describes the drivers by name.
+func (e *Engine) Drivers() map[string]driver.Info {
+	out := map[string]driver.Info{}
+	for name, d := range e.opts.Drivers {
+		out[name] = describe(name, d)
+	}
+	return out
+}
+
+func describe(name string, d driver.Driver) driver.Info {
+	if x, ok := driver.As[driver.Describer](d); ok {
+		return x.Info()
+	}
+	return driver.Info{Name: name}
+}
+
+// Doctor collects what the drivers find out about the host.
+func (e *Engine) Doctor(ctx context.Context) []driver.Check {
+	var all []driver.Check
+	if err := e.store.Err(); err != nil {
+		all = append(all, driver.Check{Name: "store", Status: "fail", Message: err.Error(), Hint: "start the server again; if that fails, restore " + "warren.db from a backup"})
+	} else {
+		all = append(all, driver.Check{Name: "store", Status: "ok", Message: "takes changes"})
+	}
+	for _, name := range sortedKeys(e.opts.Drivers) {
+		if c, ok := driver.As[driver.Checker](e.opts.Drivers[name]); ok {
+			all = append(all, c.Check(ctx)...)
+		}
+	}
+	return all
+}
+
+func driverNames(m map[string]driver.Driver) string {
+	return strings.Join(sortedKeys(m), ", ")
+}
+
+// errClosing is what calls get while the engine closes.
+var errClosing = fmt.Errorf("the server is stopping: %w", warren.ErrUnavailable)

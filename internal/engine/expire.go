@@ -1,0 +1,207 @@
+package engine
+
+import (
+	"container/heap"
+	"context"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// timers is a heap of sandboxes by when they have to be looked at, which may be earlier than they expire: a use does
+// not move its sandbox in the heap, it is looked at and put back.
+type timers []timerEntry
+
+type timerEntry struct {
+	at int64
+	sb *sandbox
+}
+
+func (t timers) Len() int           { return len(t) }
+func (t timers) Less(i, j int) bool { return t[i].at < t[j].at }
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].sb.timer, t[j].sb.timer = i, j
+}
+
+// Push is for container/heap.
+func (t *timers) Push(x any) {
+	e := x.(timerEntry)
+	e.sb.timer = len(*t)
+	*t = append(*t, e)
+}
+
+// Pop is for container/heap.
+func (t *timers) Pop() any {
+	old := *t
+	e := old[len(old)-1]
+	e.sb.timer = -1
+	old[len(old)-1] = timerEntry{}
+	*t = old[:len(old)-1]
+	return e
+}
+
+func (t *timers) remove(sb *sandbox) {
+	if sb.timer >= 0 && sb.timer < len(*t) && (*t)[sb.timer].sb == sb {
+		heap.Remove(t, sb.timer)
+	}
+	sb.timer = -1
+}
+
+// deadline returns when sb expires as things stand, 0 for never, and why. The caller holds mu.
+func (e *Engine) deadline(sb *sandbox) (at int64, why string) {
+	if s := sb.state(); s != Running && s != Failed {
+		return 0, ""
+	}
+	if sb.row.Expires != 0 {
+		at, why = sb.row.Expires, "its time to live is over"
+	}
+	if sb.row.Idle > 0 {
+		last := sb.active
+		if sb.uses > 0 {
+			last = e.line.now()
+		}
+		if idle := last + int64(sb.row.Idle); at == 0 || idle < at {
+			at, why = idle, "it was idle for "+sb.row.Idle.String()
+		}
+	}
+	return at, why
+}
+
+// schedule puts sb where it belongs in the heap. The caller holds mu.
+func (e *Engine) schedule(sb *sandbox) {
+	e.timers.remove(sb)
+	at, _ := e.deadline(sb)
+	if at == 0 {
+		return
+	}
+	heap.Push(&e.timers, timerEntry{max(at, e.line.grace), sb})
+	if sb.timer == 0 {
+		select {
+		case e.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// expiryLoop deletes what has expired.
+func (e *Engine) expiryLoop() {
+	for {
+		wait := e.expire()
+		select {
+		case <-e.kick:
+		case <-e.clock.After(wait):
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}
+
+// expire begins the deletion of all that has expired, and returns how long nothing else will. Whether a sandbox is in
+// use and that it is being deleted are decided under one lock: a use that has begun is never cut off by idling, one that
+// comes later finds the sandbox deleting.
+func (e *Engine) expire() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.line.now()
+	for len(e.timers) > 0 && e.timers[0].at <= now {
+		sb := e.timers[0].sb
+		at, why := e.deadline(sb)
+		switch {
+		case at == 0:
+			e.timers.remove(sb)
+		case max(at, e.line.grace) > now:
+			e.schedule(sb)
+		case sb.op != nil:
+			e.timers[0].at = now + int64(100*time.Millisecond)
+			heap.Fix(&e.timers, 0)
+		default:
+			e.timers.remove(sb)
+			if e.beginDelete(sb, "warren", "sandbox.expire", why, false) == nil {
+				return time.Hour // closing
+			}
+			e.metrics.expired.Inc()
+		}
+	}
+	if len(e.timers) == 0 {
+		return time.Hour
+	}
+	return min(max(time.Duration(e.timers[0].at-now), time.Millisecond), time.Hour)
+}
+
+// heartbeat is how often the time line and the activity of sandboxes are saved.
+const heartbeat = 30 * time.Second
+
+func (e *Engine) heartbeatLoop() {
+	var saved int64
+	for {
+		ctx, cancel := context.WithTimeout(e.ctx, heartbeat)
+		now := e.line.now()
+		if err := e.saveActivitySince(ctx, saved); err != nil {
+			e.log.Warn("heartbeat", "error", err)
+		} else {
+			saved = now
+		}
+		cancel()
+		select {
+		case <-e.clock.After(heartbeat):
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}
+
+func (e *Engine) saveActivity(ctx context.Context) error { return e.saveActivitySince(ctx, 0) }
+
+// saveActivitySince writes the time line, who was active since a reading of it, and forgets old keys.
+func (e *Engine) saveActivitySince(ctx context.Context, since int64) error {
+	type use struct {
+		id warren.SandboxID
+		at time.Time
+	}
+	var used []use
+	e.mu.Lock()
+	for _, sb := range e.boxes {
+		if sb.stored && (sb.active >= since || sb.uses > 0) && sb.state() == Running {
+			if sb.uses > 0 {
+				sb.row.LastActive = e.clock.Now()
+			}
+			used = append(used, use{sb.row.ID, sb.row.LastActive})
+		}
+	}
+	e.mu.Unlock()
+	tokens := e.usedTokens()
+	// In parts, so that a large fleet does not stop the writer.
+	const part = 200
+	for len(used) > part {
+		now := used[:part]
+		used = used[part:]
+		if err := e.store.Update(ctx, func(tx *store.Tx) error {
+			for _, u := range now {
+				if err := tx.SetActive(u.id, u.at); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return e.store.Update(ctx, func(tx *store.Tx) error {
+		for _, u := range used {
+			if err := tx.SetActive(u.id, u.at); err != nil {
+				return err
+			}
+		}
+		for id, at := range tokens {
+			if err := tx.SetTokenUsed(id, at); err != nil {
+				return err
+			}
+		}
+		if err := tx.DeleteKeysBefore(e.clock.Now().Add(-keyLife)); err != nil {
+			return err
+		}
+		return e.line.save(tx)
+	})
+}

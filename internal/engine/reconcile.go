@@ -1,0 +1,389 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+var fpReconcile = failpoint.New("engine.reconcile")
+
+// listWait is how long Open waits for a driver's list. A driver that does not answer hinders no other; its sandboxes
+// keep their states until it does.
+const listWait = 30 * time.Second
+
+// decision is what Open does with a sandbox.
+type decision string
+
+const (
+	leave    decision = "leave"    // nothing to do
+	adopt    decision = "adopt"    // it runs and goes on running
+	undo     decision = "undo"     // its create was cut short
+	complete decision = "complete" // its create was cut short, but all is there and its caller may ask for it again
+	fail     decision = "fail"     // it has no execution any more
+	sweepOff decision = "sweep"    // it has an execution that it should not have
+	finish   decision = "finish"   // its delete was cut short
+)
+
+// decide is the table of reconciliation. st is nil when the driver does not have the sandbox; keyed says that an
+// idempotency key names it.
+func decide(row *store.Sandbox, st *driver.Status, keyed bool) decision {
+	has := driver.State("")
+	if st != nil {
+		has = st.State
+	}
+	switch State(row.State) {
+	case Creating:
+		switch {
+		case row.Generation > 1:
+			return fail // a restart; the workspace is not ours to undo
+		case has == driver.Running && keyed:
+			return complete
+		}
+		return undo
+	case Running:
+		if has == driver.Running {
+			return adopt
+		}
+		return fail
+	case Failed:
+		if st != nil {
+			return sweepOff
+		}
+		return leave
+	case Deleting:
+		return finish
+	}
+	return leave
+}
+
+// reconcile loads the store and brings it and the drivers together.
+func (e *Engine) reconcile(ctx context.Context) error {
+	rows, err := e.store.Sandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	spaces, err := e.store.Workspaces(ctx)
+	if err != nil {
+		return err
+	}
+	if e.lastNum, e.lastSpace, err = e.store.LastNums(ctx); err != nil {
+		return err
+	}
+	have := e.listDrivers(ctx)
+	if err := fpReconcile.Hit(); err != nil {
+		return err
+	}
+	// At most so many repairs at the same time; each waits for drivers and disks.
+	slots := make(chan struct{}, 16)
+	do := func(fn func()) {
+		e.spawn(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if e.ctx.Err() == nil {
+				fn()
+			}
+		})
+	}
+	keyed := map[warren.SandboxID]bool{}
+	for _, row := range rows {
+		if State(row.State) == Creating {
+			if keyed[row.ID], err = e.store.HasKey(ctx, string(row.ID)); err != nil {
+				return err
+			}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, row := range spaces {
+		w := &workspace{row: *row}
+		e.spaces[row.ID] = w
+		if row.Name != "" {
+			e.spaceNames[ownedName{row.Owner, row.Name}] = w
+		}
+	}
+	count := map[decision]int{}
+	for _, row := range rows {
+		count[e.load(row, have, keyed[row.ID], do)]++
+	}
+	for name, list := range have {
+		for id := range list {
+			if e.boxes[id] == nil {
+				count["stranger"]++
+				do(func() { e.removeStranger(name, id) })
+			}
+		}
+	}
+	for _, w := range e.spaces {
+		if w.box == nil && w.row.State != wsReady {
+			w.removing = true
+			count["workspace"]++
+			do(func() { e.finishWorkspace(w) })
+		}
+	}
+	if len(rows) > 0 {
+		e.log.Info("reconciled", "sandboxes", len(rows), "workspaces", len(spaces), "decisions", fmt.Sprint(count))
+	}
+	return nil
+}
+
+// listDrivers asks all drivers at the same time. A driver that fails has no entry.
+func (e *Engine) listDrivers(ctx context.Context) map[string]map[warren.SandboxID]driver.Status {
+	ctx, cancel := context.WithTimeout(ctx, listWait)
+	defer cancel()
+	var mu sync.Mutex
+	out := map[string]map[warren.SandboxID]driver.Status{}
+	var wg sync.WaitGroup
+	for name, d := range e.opts.Drivers {
+		wg.Go(func() {
+			all, err := d.List(ctx)
+			if err != nil {
+				e.metrics.driverError(name, "list")
+				e.log.Error("driver does not list its sandboxes; they keep their states until it does", "driver", name, "error", err)
+				return
+			}
+			have := make(map[warren.SandboxID]driver.Status, len(all))
+			for _, s := range all {
+				have[s.ID] = s
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			out[name] = have
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// load puts one row into memory and begins what is to be done with it. The caller holds mu.
+func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]driver.Status, keyed bool, do func(func())) decision {
+	now := e.line.now()
+	sb := &sandbox{row: *row, stored: true, timer: -1, born: now - int64(soon), active: now}
+	switch State(row.State) {
+	case Creating, Running, Failed, Deleting:
+	default:
+		sb.row.Damaged = fmt.Sprintf("its state is %q", row.State)
+	}
+	if sb.row.Damaged != "" {
+		e.log.Error("record damaged; its sandbox can only be deleted", "sandbox", row.ID, "damage", sb.row.Damaged)
+		sb.row.State = string(Failed)
+	}
+	list, listed := have[row.Driver]
+	var st *driver.Status
+	if s, ok := list[row.ID]; ok {
+		st = &s
+	}
+	what := decide(&sb.row, st, keyed)
+	if sb.row.Damaged != "" {
+		what = leave
+	}
+	if !listed && (what == adopt || what == fail) && sb.state() == Running {
+		what = leave
+		if e.opts.Drivers[row.Driver] == nil {
+			// In memory alone: with the driver back it runs on.
+			sb.row.State = string(Failed)
+			sb.row.Failure = &store.Failure{Reason: "lost", Message: fmt.Sprintf("the driver %q is not open in this server", row.Driver), Time: e.clock.Now()}
+		}
+	}
+	e.addUsage(sb)
+	e.insert(sb)
+	hold := func(kind string, fn func(op *operation)) {
+		op := newOperation(kind, nil)
+		sb.op = op
+		do(func() { fn(op) })
+	}
+	switch what {
+	case undo:
+		hold("delete", func(op *operation) { e.undoInterrupted(sb, op) })
+	case complete:
+		hold("create", func(op *operation) { e.completeInterrupted(sb, op) })
+	case fail:
+		hold("fail", func(op *operation) { e.failAtStart(sb, op, st) })
+	case sweepOff:
+		hold("fail", func(op *operation) {
+			e.removeExecution(sb)
+			e.finish(sb, op, nil)
+		})
+	case finish:
+		hold("delete", func(op *operation) {
+			e.erase(e.ctx, sb, op, erasure{event: e.event("warren", "sandbox.deleted", &sb.row, "after a restart of the server")})
+		})
+	}
+	e.schedule(sb)
+	return what
+}
+
+// addUsage counts a loaded sandbox, whatever the budgets say. The caller holds mu.
+func (e *Engine) addUsage(sb *sandbox) {
+	u := e.usage[sb.row.Owner]
+	if u == nil {
+		u = &usage{}
+		e.usage[sb.row.Owner] = u
+	}
+	c := cost(sb.limits(), sb.executing())
+	u.add(c, 1)
+	e.total.add(c, 1)
+}
+
+var errInterrupted = fmt.Errorf("the server ended while the sandbox was being made: %w", warren.ErrUnavailable)
+
+func (e *Engine) undoInterrupted(sb *sandbox, op *operation) {
+	e.mu.Lock()
+	ws := e.spaces[sb.row.WorkspaceID]
+	// One that is not ready was made for this sandbox, even if it was to be kept afterwards.
+	op.workspace = ws != nil && ws.row.State == wsCreating
+	e.setState(sb, Deleting)
+	e.mu.Unlock()
+	e.erase(e.ctx, sb, op, erasure{event: e.event("warren", "sandbox.create_failed", &sb.row, errInterrupted.Error()), cause: errInterrupted})
+}
+
+// completeInterrupted takes the last steps of a create whose execution is there.
+func (e *Engine) completeInterrupted(sb *sandbox, op *operation) {
+	err := func() error {
+		ctx, cancel := context.WithTimeout(e.ctx, e.opts.CreateTimeout)
+		defer cancel()
+		e.mu.Lock()
+		row, ws := sb.row, e.spaces[sb.row.WorkspaceID]
+		e.mu.Unlock()
+		if ws == nil {
+			return fmt.Errorf("workspace %s: %w", row.WorkspaceID, warren.ErrNotFound)
+		}
+		if err := e.opts.Workspaces.Populate(ctx, row.WorkspaceID); err != nil {
+			return err
+		}
+		spec, _, err := e.loadSpec(ctx, row.ID)
+		if err != nil {
+			return err
+		}
+		img, err := e.pinnedImage(ctx, &row)
+		if err != nil {
+			return err
+		}
+		bctx, bcancel := context.WithTimeout(ctx, e.opts.BootTimeout)
+		defer bcancel()
+		if err := e.greet(bctx, bootRequest{row: &row, spec: spec, image: img}); err != nil {
+			return err
+		}
+		row.State = string(Running)
+		wsRow := ws.row
+		wsRow.State = wsReady
+		if err := e.store.Update(ctx, func(tx *store.Tx) error {
+			if err := tx.UpdateSandbox(&row); err != nil {
+				return err
+			}
+			if err := tx.UpdateWorkspace(&wsRow); err != nil {
+				return err
+			}
+			return tx.AppendEvent(e.event("warren", "sandbox.running", &row, "completed after a restart of the server"))
+		}); err != nil {
+			return err
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		sb.row.State, ws.row.State = row.State, wsReady
+		e.schedule(sb)
+		return nil
+	}()
+	switch {
+	case err == nil:
+		e.finish(sb, op, nil)
+	case e.ctx.Err() != nil:
+		e.finish(sb, op, errClosing)
+	default:
+		e.log.Warn("interrupted create not completed", "sandbox", sb.row.ID, "error", err)
+		e.mu.Lock()
+		op.kind = "delete"
+		e.mu.Unlock()
+		e.undoInterrupted(sb, op)
+	}
+}
+
+// failAtStart records a sandbox whose execution ended while no server looked, or whose restart was cut short.
+func (e *Engine) failAtStart(sb *sandbox, op *operation, st *driver.Status) {
+	f := store.Failure{Reason: "lost", Time: e.clock.Now()}
+	e.mu.Lock()
+	restarting := sb.state() == Creating
+	e.mu.Unlock()
+	switch {
+	case restarting:
+		f.Message = "the server ended while it was restarted"
+	case st != nil && st.Exit != nil:
+		f.Reason, f.Message, f.Time = st.Exit.Reason, st.Exit.Message, st.Exit.Time
+	}
+	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+	defer cancel()
+	e.setFailed(ctx, sb, f)
+	e.mu.Lock()
+	sb.failures = 0 // that was no crash loop
+	e.schedule(sb)
+	e.mu.Unlock()
+	e.removeExecution(sb)
+	e.finish(sb, op, nil)
+}
+
+// removeExecution removes what the driver still has of a failed sandbox. What fails is repeated by restart or delete.
+func (e *Engine) removeExecution(sb *sandbox) {
+	d := e.opts.Drivers[sb.row.Driver]
+	if d == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+	defer cancel()
+	if err := d.Delete(ctx, sb.row.ID); err != nil {
+		e.metrics.driverError(sb.row.Driver, "delete")
+		e.log.Warn("dead execution not removed yet", "sandbox", sb.row.ID, "error", err)
+	}
+}
+
+// removeStranger removes a sandbox that a driver has and the store has not. A driver's state belongs to one data
+// directory, and with it to this store: what is in it is of our making.
+func (e *Engine) removeStranger(name string, id warren.SandboxID) {
+	wait := 100 * time.Millisecond
+	for {
+		ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+		err := e.opts.Drivers[name].Delete(ctx, id)
+		if err == nil {
+			err = e.store.Update(ctx, func(tx *store.Tx) error {
+				return tx.AppendEvent(&store.Event{Time: e.clock.Now(), Owner: "warren", Actor: "warren", Action: "sandbox.reaped", SandboxID: id,
+					Message: "driver " + name + " had it, the store did not"})
+			})
+			cancel()
+			e.log.Warn("sandbox without a record removed", "sandbox", id, "driver", name, "error", err)
+			return
+		}
+		cancel()
+		e.metrics.driverError(name, "delete")
+		select {
+		case <-e.clock.After(wait):
+		case <-e.ctx.Done():
+			return
+		}
+		wait = min(2*wait, 30*time.Second)
+	}
+}
+
+// finishWorkspace removes a workspace whose create or delete was cut short.
+func (e *Engine) finishWorkspace(w *workspace) {
+	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+	defer cancel()
+	var ev *store.Event
+	if w.row.State == wsDeleting {
+		ev = e.workspaceEvent("warren", "workspace.delete", &w.row, "after a restart of the server")
+	}
+	if err := e.removeWorkspace(ctx, w, ev); err != nil {
+		if !errors.Is(err, context.Canceled) {
+			e.log.Warn("workspace not removed until the next start", "workspace", w.row.ID, "error", err)
+		}
+		return
+	}
+	e.mu.Lock()
+	e.forget(w)
+	e.mu.Unlock()
+}

@@ -1,0 +1,504 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// sandbox is a record in memory. Everything in it is guarded by Engine.mu.
+type sandbox struct {
+	row  store.Sandbox
+	gone bool // not in the maps any more
+	// stored is false until the intent is in the store; until then spec is only here.
+	stored bool
+	spec   *Spec
+	op     *operation // the one that holds it, if any
+
+	uses   int32 // calls and connections under way
+	active int64 // line reading of the last use
+	timer  int   // index in Engine.timers, -1 when it has none
+	born   int64 // line reading of the start of this execution
+
+	marked    bool  // the first command was recorded
+	failures  int   // executions that failed soon after their start, in a row
+	notBefore int64 // line reading before which no use restarts it
+}
+
+// operation is what holds a sandbox: "create", "restart" or "delete".
+type operation struct {
+	kind   string
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+	// first is closed after the first attempt of a delete, whose result firstErr is.
+	first    chan struct{}
+	firstErr error
+	// workspace says that a delete takes the workspace too, whatever the row says.
+	workspace bool
+}
+
+func (sb *sandbox) state() State { return State(sb.row.State) }
+
+func (sb *sandbox) limits() driver.Limits {
+	return driver.Limits{CPUMillis: sb.row.CPUMillis, Memory: sb.row.Memory, Disk: sb.row.Disk, PIDs: sb.row.PIDs}
+}
+
+// label is how messages name a sandbox: by its name when it has one.
+func (sb *sandbox) label() string {
+	if sb.row.Name != "" {
+		return sb.row.Name
+	}
+	return string(sb.row.ID)
+}
+
+// hold makes op the operation of sb, after those that hold it now. The caller has to call finish.
+func (e *Engine) hold(ctx context.Context, sb *sandbox, kind string, cancel context.CancelFunc) (*operation, error) {
+	for {
+		e.mu.Lock()
+		if sb.gone {
+			e.mu.Unlock()
+			return nil, notFound("sandbox", string(sb.row.ID))
+		}
+		old := sb.op
+		if old == nil {
+			op := newOperation(kind, cancel)
+			sb.op = op
+			e.mu.Unlock()
+			return op, nil
+		}
+		e.mu.Unlock()
+		select {
+		case <-old.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func newOperation(kind string, cancel context.CancelFunc) *operation {
+	return &operation{kind: kind, cancel: cancel, done: make(chan struct{}), first: make(chan struct{})}
+}
+
+// finish lets go of sb.
+func (e *Engine) finish(sb *sandbox, op *operation, err error) {
+	e.mu.Lock()
+	op.err = err
+	sb.op = nil
+	e.mu.Unlock()
+	if op.cancel != nil {
+		op.cancel()
+	}
+	close(op.done)
+}
+
+// insert puts sb into the maps. The caller holds mu and has checked the name.
+func (e *Engine) insert(sb *sandbox) {
+	e.boxes[sb.row.ID] = sb
+	if sb.row.Name != "" {
+		e.names[ownedName{sb.row.Owner, sb.row.Name}] = sb
+	}
+	if ws := e.spaces[sb.row.WorkspaceID]; ws != nil {
+		ws.box = sb
+	}
+}
+
+// drop takes sb out of the maps and gives back what it counted for. The caller holds mu.
+func (e *Engine) drop(sb *sandbox) {
+	if sb.gone {
+		return
+	}
+	sb.gone = true
+	delete(e.boxes, sb.row.ID)
+	if sb.row.Name != "" {
+		delete(e.names, ownedName{sb.row.Owner, sb.row.Name})
+	}
+	if ws := e.spaces[sb.row.WorkspaceID]; ws != nil && ws.box == sb {
+		ws.box = nil
+	}
+	e.unreserve(sb.row.Owner, cost(sb.limits(), sb.executing()))
+	e.timers.remove(sb)
+}
+
+// executing says whether sb counts for processors and memory.
+func (sb *sandbox) executing() bool { return sb.state() != Failed }
+
+// setState changes the state in memory, and what sb counts for with it. The caller holds mu, and has reserved what a
+// failed sandbox needs to execute again.
+func (e *Engine) setState(sb *sandbox, s State) {
+	was := sb.executing()
+	sb.row.State = string(s)
+	if is := sb.executing(); was && !is {
+		e.unreserve(sb.row.Owner, usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory})
+	}
+}
+
+func notFound(what, id string) error {
+	return fmt.Errorf("%s %q: %w", what, id, warren.ErrNotFound)
+}
+
+// may says whether c may see what owner owns.
+func (c Caller) may(owner string) bool { return c.Operator || c.User == owner }
+
+// minPrefix is how much of an id names a sandbox; less would make a slip of the finger a delete.
+const minPrefix = 3
+
+// find returns the sandbox that ref names for c: an id, a name, or a unique prefix of an id. The caller holds mu.
+func (e *Engine) find(c Caller, ref string) (*sandbox, error) {
+	if sb := e.boxes[warren.SandboxID(ref)]; sb != nil && c.may(sb.row.Owner) {
+		return sb, nil
+	}
+	if sb := e.names[ownedName{c.User, ref}]; sb != nil {
+		return sb, nil
+	}
+	if ref == "" {
+		return nil, fmt.Errorf("a sandbox is needed, by id or name: %w", warren.ErrInvalid)
+	}
+	var found []*sandbox
+	if c.Operator && validName(ref) == nil {
+		for _, sb := range e.boxes {
+			if sb.row.Name == ref {
+				found = append(found, sb)
+			}
+		}
+	}
+	if len(found) == 0 && len(ref) >= minPrefix && len(ref) < 20 && ref[0] == 's' {
+		for id, sb := range e.boxes {
+			if strings.HasPrefix(string(id), ref) && c.may(sb.row.Owner) {
+				found = append(found, sb)
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, notFound("sandbox", ref)
+	case 1:
+		return found[0], nil
+	}
+	return nil, ambiguous("sandbox", ref, func(yield func(string, string)) {
+		for _, sb := range found {
+			yield(string(sb.row.ID), sb.row.Name)
+		}
+	})
+}
+
+// ambiguous lists the first candidates, sorted.
+func ambiguous(what, ref string, each func(func(id, name string))) error {
+	var list []string
+	each(func(id, name string) {
+		if name != "" {
+			id += " (" + name + ")"
+		}
+		list = append(list, id)
+	})
+	slices.Sort(list)
+	n := len(list)
+	more := ""
+	if n > 8 {
+		list, more = list[:8], fmt.Sprintf(" and %d more", n-8)
+	}
+	return fmt.Errorf("%q names %d %ss: %s%s; give more of the id: %w", ref, n, what, strings.Join(list, ", "), more, warren.ErrInvalid)
+}
+
+// Resolve returns the id that an id, a name or a unique prefix stands for.
+func (e *Engine) Resolve(c Caller, ref string) (warren.SandboxID, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb, err := e.find(c, ref)
+	if err != nil {
+		return "", err
+	}
+	return sb.row.ID, nil
+}
+
+// view copies what is in memory. The caller holds mu.
+func (e *Engine) view(sb *sandbox) *Sandbox {
+	r := &sb.row
+	v := &Sandbox{
+		ID: r.ID, Name: r.Name, State: State(r.State), Image: r.Image, ImageDigest: r.ImageDigest, WorkspaceID: r.WorkspaceID,
+		Driver: r.Driver, Limits: sb.limits(), Labels: maps.Clone(r.Labels), Created: r.Created, LastActive: r.LastActive,
+		Generation: r.Generation, Owner: r.Owner, Network: "none",
+	}
+	if sb.uses > 0 {
+		v.LastActive = e.clock.Now()
+	}
+	if at, _ := e.deadline(sb); at != 0 {
+		v.Expires = e.line.wall(at)
+	}
+	if r.Failure != nil {
+		v.Failure = &Failure{Reason: r.Failure.Reason, Message: r.Failure.Message, Time: r.Failure.Time}
+	}
+	if d := e.opts.Drivers[r.Driver]; d != nil {
+		v.Isolation = describe(r.Driver, d).Isolation
+	}
+	if sb.spec != nil {
+		v.Spec = *sb.spec
+	}
+	return v
+}
+
+// fill adds to views what only the store has.
+func (e *Engine) fill(ctx context.Context, views ...*Sandbox) error {
+	ids := make([]warren.SandboxID, len(views))
+	for i, v := range views {
+		ids[i] = v.ID
+	}
+	specs, err := e.store.Specs(ctx, ids...)
+	if err != nil {
+		return err
+	}
+	for _, v := range views {
+		row, ok := specs[v.ID]
+		if !ok {
+			continue // not stored yet, or gone meanwhile
+		}
+		if err := json.Unmarshal(row.Spec, &v.Spec); err != nil {
+			e.log.Error("spec damaged", "sandbox", v.ID, "error", err)
+		}
+		for _, m := range row.Timing {
+			v.Timing = append(v.Timing, Milestone(m))
+		}
+		// What can be updated is in the row.
+		v.Spec.Name, v.Spec.Labels = v.Name, v.Labels
+	}
+	return nil
+}
+
+// Get returns a sandbox.
+func (e *Engine) Get(ctx context.Context, c Caller, ref string) (*Sandbox, error) {
+	e.mu.Lock()
+	sb, err := e.find(c, ref)
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	v := e.view(sb)
+	e.mu.Unlock()
+	return v, e.fill(ctx, v)
+}
+
+// List returns the sandboxes that c may see, oldest first, and a token for the next page, "" after the last.
+func (e *Engine) List(ctx context.Context, c Caller, r ListRequest) ([]*Sandbox, string, error) {
+	size, after, err := page(r.PageSize, r.PageToken)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, s := range r.States {
+		switch s {
+		case Creating, Running, Failed, Deleting:
+		default:
+			return nil, "", fmt.Errorf("state %q is not known (creating, running, failed, deleting): %w", s, warren.ErrInvalid)
+		}
+	}
+	var found []*sandbox
+	e.mu.Lock()
+	for _, sb := range e.boxes {
+		if c.may(sb.row.Owner) && sb.row.Num > after && matches(sb, r) {
+			found = append(found, sb)
+		}
+	}
+	slices.SortFunc(found, func(a, b *sandbox) int { return int(a.row.Num - b.row.Num) })
+	next := ""
+	if len(found) > size {
+		found = found[:size]
+		next = fmt.Sprint(found[size-1].row.Num)
+	}
+	views := make([]*Sandbox, len(found))
+	for i, sb := range found {
+		views[i] = e.view(sb)
+	}
+	e.mu.Unlock()
+	if err := e.fill(ctx, views...); err != nil {
+		return nil, "", err
+	}
+	return views, next, nil
+}
+
+func matches(sb *sandbox, r ListRequest) bool {
+	if len(r.States) > 0 && !slices.Contains(r.States, sb.state()) {
+		return false
+	}
+	for k, v := range r.Labels {
+		if have, ok := sb.row.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// page reads the size and token of a list call.
+func page(size int, token string) (int, int64, error) {
+	if size < 0 || size > 1000 {
+		return 0, 0, fmt.Errorf("page size %d is not between 0 and 1000: %w", size, warren.ErrInvalid)
+	}
+	if size == 0 {
+		size = 100
+	}
+	if token == "" {
+		return size, 0, nil
+	}
+	var after int64
+	if n, err := fmt.Sscanf(token, "%d", &after); n != 1 || err != nil || fmt.Sprint(after) != token || after < 0 {
+		return 0, 0, fmt.Errorf("page token %.40q is not one that a list returned: %w", token, warren.ErrInvalid)
+	}
+	return size, after, nil
+}
+
+// Update changes name, labels, timeouts and what becomes of the workspace.
+func (e *Engine) Update(ctx context.Context, c Caller, r UpdateRequest) (*Sandbox, error) {
+	if err := checkUpdate(r); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	sb, err := e.find(c, r.ID)
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	op, err := e.hold(ctx, sb, "update", nil)
+	if err != nil {
+		return nil, err
+	}
+	v, err := e.update(ctx, c, sb, r)
+	e.finish(sb, op, err)
+	if err != nil {
+		return nil, err
+	}
+	return v, e.fill(ctx, v)
+}
+
+func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequest) (*Sandbox, error) {
+	e.mu.Lock()
+	if s := sb.state(); s != Running && s != Failed {
+		e.mu.Unlock()
+		return nil, fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
+	}
+	old := sb.row
+	row := sb.row
+	if r.Name != nil && *r.Name != row.Name {
+		key := ownedName{row.Owner, *r.Name}
+		if *r.Name != "" {
+			if other := e.names[key]; other != nil {
+				e.mu.Unlock()
+				return nil, nameTaken("sandbox", *r.Name, string(other.row.ID))
+			}
+			e.names[key] = sb // taken from now on, whatever the store says
+		}
+		row.Name = *r.Name
+	}
+	row.Labels = maps.Clone(row.Labels)
+	for k, v := range r.SetLabels {
+		if row.Labels == nil {
+			row.Labels = map[string]string{}
+		}
+		row.Labels[k] = v
+	}
+	for _, k := range r.RemoveLabels {
+		delete(row.Labels, k)
+	}
+	err := checkLabels(row.Labels)
+	if r.IdleTimeout != nil {
+		row.Idle = *r.IdleTimeout
+	}
+	if r.TTL != nil {
+		row.Expires = 0
+		if *r.TTL > 0 {
+			row.Expires = e.line.now() + int64(*r.TTL)
+		}
+	}
+	var ws *workspace
+	var wsRow store.Workspace
+	if r.KeepWorkspace != nil {
+		if ws = e.spaces[row.WorkspaceID]; ws != nil {
+			wsRow = ws.row
+			wsRow.Keep = *r.KeepWorkspace
+			row.DropWorkspace = !*r.KeepWorkspace
+		}
+	}
+	e.mu.Unlock()
+	if err == nil {
+		err = e.store.Update(ctx, func(tx *store.Tx) error {
+			if err := tx.UpdateSandbox(&row); err != nil {
+				return err
+			}
+			if ws != nil {
+				if err := tx.UpdateWorkspace(&wsRow); err != nil {
+					return err
+				}
+			}
+			return tx.AppendEvent(e.event(c.User, "sandbox.update", &row, ""))
+		})
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		if row.Name != old.Name && row.Name != "" {
+			delete(e.names, ownedName{row.Owner, row.Name})
+		}
+		return nil, err
+	}
+	if row.Name != old.Name && old.Name != "" {
+		delete(e.names, ownedName{row.Owner, old.Name})
+	}
+	// The execution may have failed while this was written; the state is not ours to change.
+	row.State, row.Failure, row.LastActive = sb.row.State, sb.row.Failure, sb.row.LastActive
+	sb.row = row
+	if ws != nil {
+		ws.row = wsRow
+	}
+	sb.active = e.line.now()
+	e.schedule(sb)
+	return e.view(sb), nil
+}
+
+func nameTaken(what, name, id string) error {
+	return fmt.Errorf("the name %q is that of %s %s; choose another, or delete that one: %w", name, what, id, warren.ErrExists)
+}
+
+// event makes an event about a sandbox.
+func (e *Engine) event(actor, action string, row *store.Sandbox, message string) *store.Event {
+	return &store.Event{Time: e.clock.Now(), Owner: row.Owner, Actor: actor, Action: action, SandboxID: row.ID, WorkspaceID: row.WorkspaceID, Message: message}
+}
+
+// Stats returns what a running sandbox uses.
+func (e *Engine) Stats(ctx context.Context, c Caller, ref string) (*Stats, error) {
+	e.mu.Lock()
+	sb, err := e.find(c, ref)
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	row, label := sb.row, sb.label()
+	e.mu.Unlock()
+	if State(row.State) != Running {
+		return nil, fmt.Errorf("sandbox %s is %s: %w", label, row.State, warren.ErrState)
+	}
+	s, ok := driver.As[driver.Statser](e.opts.Drivers[row.Driver])
+	if !ok {
+		return nil, fmt.Errorf("driver %s cannot measure a sandbox: %w", row.Driver, errUnsupported)
+	}
+	st, err := s.Stats(ctx, row.ID)
+	if err != nil {
+		return nil, fmt.Errorf("stats of sandbox %s: %w", label, err)
+	}
+	return &Stats{Stats: st, MemoryLimit: row.Memory, DiskLimit: row.Disk, Time: time.Now()}, nil
+}
+
+// AccessToken returns the token that the guest of a sandbox asks for, for the server's proxy alone.
+func (e *Engine) AccessToken(c Caller, ref string) (string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb, err := e.find(c, ref)
+	if err != nil {
+		return "", err
+	}
+	return sb.row.AccessToken, nil
+}

@@ -1,0 +1,374 @@
+package engine
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+)
+
+// Caller is who asks. The server finds it out; the engine decides by it.
+type Caller struct {
+	// User owns what the call makes, and sees only what it owns.
+	User string
+	// Operator is the owner of the server itself: it sees everything, may mount any host directory, use repositories by
+	// path, and change images.
+	Operator bool
+}
+
+// RestartPolicy says what the next use of a failed sandbox does.
+type RestartPolicy string
+
+// The restart policies.
+const (
+	// RestartNever leaves a failed sandbox until it is restarted or deleted.
+	RestartNever RestartPolicy = "never"
+	// RestartOnFailure gives the next use of a failed sandbox a fresh execution on the same workspace.
+	RestartOnFailure RestartPolicy = "on-failure"
+)
+
+// State of a sandbox.
+type State string
+
+// The states of a sandbox.
+const (
+	Creating State = "creating"
+	Running  State = "running"
+	Failed   State = "failed"
+	Deleting State = "deleting"
+)
+
+// Resources of a sandbox; 0 means the default.
+type Resources struct {
+	CPUMillis   uint32 `json:"cpu_millis,omitempty"`
+	MemoryBytes int64  `json:"memory_bytes,omitempty"`
+	DiskBytes   int64  `json:"disk_bytes,omitempty"`
+	PIDs        uint32 `json:"pids,omitempty"`
+}
+
+// Mount is a host directory that a sandbox is to see.
+type Mount struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	Writable bool   `json:"writable,omitempty"`
+}
+
+// RepoSource says what a workspace is cut from.
+type RepoSource struct {
+	URL string `json:"url"`
+	Ref string `json:"ref,omitempty"`
+	// Dirty takes the uncommitted changes of a path along.
+	Dirty bool `json:"dirty,omitempty"`
+	// Fetch even when the ref is in the cache.
+	Fetch bool `json:"fetch,omitempty"`
+}
+
+// Spec is a user's wish for a sandbox. See the message SandboxSpec for the fields.
+type Spec struct {
+	Name          string            `json:"name,omitempty"`
+	Image         string            `json:"image,omitempty"`
+	Repo          *RepoSource       `json:"repo,omitempty"`
+	WorkspaceID   string            `json:"workspace_id,omitempty"`
+	Resources     Resources         `json:"resources,omitzero"`
+	Env           map[string]string `json:"env,omitempty"`
+	Mounts        []Mount           `json:"mounts,omitempty"`
+	Driver        string            `json:"driver,omitempty"`
+	Restart       RestartPolicy     `json:"restart,omitempty"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	IdleTimeout   time.Duration     `json:"idle_timeout,omitempty"`
+	TTL           time.Duration     `json:"ttl,omitempty"`
+	KeepWorkspace bool              `json:"keep_workspace,omitempty"`
+	DriverOptions map[string]string `json:"driver_options,omitempty"`
+}
+
+// CreateRequest asks for a sandbox.
+type CreateRequest struct {
+	Spec Spec
+	// IdempotencyKey makes a retry return the first call's sandbox, for 24 hours.
+	IdempotencyKey string
+}
+
+// Progress tells how a long call gets on.
+type Progress struct {
+	Step, Message string
+	Done, Total   int64
+}
+
+// Failure is why a sandbox failed: "oom", "killed", "exited", "lost" or "create".
+type Failure struct {
+	Reason  string
+	Message string
+	Time    time.Time
+}
+
+// Milestone is one step of a create.
+type Milestone struct {
+	Name     string
+	Start    time.Duration
+	Duration time.Duration
+}
+
+// Sandbox is what the engine tells about a sandbox. It is a copy.
+type Sandbox struct {
+	ID          warren.SandboxID
+	Name        string
+	State       State
+	Spec        Spec
+	Image       string
+	ImageDigest string
+	WorkspaceID warren.WorkspaceID
+	Driver      string
+	Limits      driver.Limits
+	Labels      map[string]string
+	Created     time.Time
+	LastActive  time.Time
+	// Expires is when TTL or idle timeout end it, whichever is first, if nothing happens until then; zero for never.
+	Expires    time.Time
+	Failure    *Failure
+	Timing     []Milestone
+	Generation uint32
+	Owner      string
+	Isolation  string
+	Network    string
+}
+
+// ListRequest chooses sandboxes.
+type ListRequest struct {
+	Labels    map[string]string
+	States    []State
+	PageSize  int
+	PageToken string
+}
+
+// UpdateRequest changes a sandbox; nil fields stay.
+type UpdateRequest struct {
+	ID            string
+	Name          *string
+	SetLabels     map[string]string
+	RemoveLabels  []string
+	IdleTimeout   *time.Duration
+	TTL           *time.Duration
+	KeepWorkspace *bool
+}
+
+// DeleteRequest removes a sandbox.
+type DeleteRequest struct {
+	ID string
+	// AllowMissing makes it no error when there is none.
+	AllowMissing bool
+	// DeleteWorkspace also removes a workspace that would be kept.
+	DeleteWorkspace bool
+}
+
+// Stats is what a sandbox uses.
+type Stats struct {
+	driver.Stats
+	MemoryLimit int64
+	DiskLimit   int64
+	Time        time.Time
+}
+
+// Event is one line of what happened.
+type Event struct {
+	Seq         int64
+	Time        time.Time
+	Actor       string
+	Action      string
+	SandboxID   warren.SandboxID
+	WorkspaceID warren.WorkspaceID
+	Message     string
+	Fields      map[string]string
+}
+
+// WatchRequest chooses events.
+type WatchRequest struct {
+	// ID of a sandbox or workspace; empty means all that the caller may see.
+	ID string
+	// After is the sequence number after which to begin; 0 begins with the oldest kept.
+	After int64
+	// NoFollow ends after the newest event instead of waiting for more.
+	NoFollow bool
+}
+
+// Workspace is what the engine tells about a workspace. It is a copy.
+type Workspace struct {
+	ID         warren.WorkspaceID
+	Name       string
+	RepoURL    string
+	RepoID     warren.RepoID
+	Ref        string
+	BaseCommit string
+	Created    time.Time
+	// SandboxID has it mounted, if any.
+	SandboxID warren.SandboxID
+	// Size in bytes, when asked for.
+	Size       int64
+	Branch     string
+	HeadCommit string
+	Owner      string
+	Keep       bool
+}
+
+// CreateWorkspaceRequest asks for a workspace without a sandbox.
+type CreateWorkspaceRequest struct {
+	Name           string
+	Repo           *RepoSource
+	IdempotencyKey string
+}
+
+// CommitRequest records the changes of a workspace.
+type CommitRequest struct {
+	ID      string
+	Message string
+	Branch  string
+	Author  string
+	All     bool
+}
+
+// PushRequest sends a branch to the origin.
+type PushRequest struct {
+	ID           string
+	Branch       string
+	RemoteBranch string
+	Force        bool
+}
+
+// Token is a bearer token without its value.
+type Token struct {
+	ID          string
+	User        string
+	Description string
+	Created     time.Time
+	Expires     time.Time
+	LastUsed    time.Time
+}
+
+// Image is a read-only root file system.
+type Image struct {
+	Name    string
+	Digest  string
+	Kind    string
+	Size    int64
+	Created time.Time
+	Config  ImageConfig
+	Root    driver.Root
+}
+
+// ImageConfig is what an image says about the processes in it.
+type ImageConfig struct {
+	User, WorkingDir string
+	Env              map[string]string
+	Cmd, Entrypoint  []string
+}
+
+// PullOptions of an image.
+type PullOptions struct {
+	Name, Platform string
+	Insecure       bool
+	Progress       func(Progress)
+}
+
+// BootstrapOptions of an image.
+type BootstrapOptions struct {
+	Name, Distribution, Release string
+	Packages                    []string
+	Progress                    func(Progress)
+	Output                      io.Writer
+}
+
+// Images is where root file systems come from.
+type Images interface {
+	Resolve(ctx context.Context, ref string) (*Image, error)
+	Pull(ctx context.Context, ref string, o PullOptions) (*Image, error)
+	Import(ctx context.Context, name string, r io.Reader) (*Image, error)
+	Bootstrap(ctx context.Context, o BootstrapOptions) (*Image, error)
+	List(ctx context.Context) ([]*Image, error)
+	Delete(ctx context.Context, name string) error
+}
+
+// Repo is a cached repository.
+type Repo struct {
+	ID            warren.RepoID
+	URL           string
+	Dir           string
+	DefaultBranch string
+	Size          int64
+	Fetched       time.Time
+	// Handle is what Repos gave and Workspaces takes, untouched by the engine.
+	Handle any
+}
+
+// FetchOptions of a repository.
+type FetchOptions struct {
+	Ref      string
+	Force    bool
+	Progress func(step, message string, done, total int64)
+}
+
+// Repos is the cache of repositories.
+type Repos interface {
+	Fetch(ctx context.Context, url string, o FetchOptions) (*Repo, error)
+	ResolveRef(ctx context.Context, id warren.RepoID, ref string) (commit, branch string, err error)
+	Get(ctx context.Context, idOrURL string) (*Repo, error)
+	List(ctx context.Context) ([]*Repo, error)
+	Delete(ctx context.Context, id warren.RepoID) error
+}
+
+// WorkspaceSource says what a workspace holds at first.
+type WorkspaceSource struct {
+	Repo                     *Repo
+	URL, Ref, Commit, Branch string
+	Dirty                    string
+}
+
+// WorkspaceDirs is a workspace on disk.
+type WorkspaceDirs struct {
+	URL, Ref, Commit, Branch string
+	RepoID                   warren.RepoID
+	// Files and Home are directories of the host. Borrow, when set, is one of objects to show read-only at RepoMount.
+	Files, Home, Borrow string
+	Head, HeadBranch    string
+}
+
+// DiffOptions choose what a diff shows.
+type DiffOptions struct{ All, Stat bool }
+
+// CommitOptions of a commit.
+type CommitOptions struct {
+	Name, Message, Branch, Author string
+	All                           bool
+}
+
+// Commit is a commit that was made.
+type Commit struct {
+	ID, Branch string
+	Files      int
+	RepoDir    string
+}
+
+// PushOptions of a push.
+type PushOptions struct {
+	Branch, RemoteBranch string
+	Force                bool
+}
+
+// PushResult is what was pushed where.
+type PushResult struct{ URL, Branch, Commit string }
+
+// Workspaces keeps the durable files.
+type Workspaces interface {
+	// Prepare makes the directories, in milliseconds; Populate fills them. Both may be repeated.
+	Prepare(ctx context.Context, id warren.WorkspaceID, src WorkspaceSource) (*WorkspaceDirs, error)
+	Populate(ctx context.Context, id warren.WorkspaceID) error
+	Get(ctx context.Context, id warren.WorkspaceID) (*WorkspaceDirs, error)
+	// Delete returns nil when there is none.
+	Delete(ctx context.Context, id warren.WorkspaceID) error
+	Copy(ctx context.Context, from, to warren.WorkspaceID) (method string, err error)
+	Size(ctx context.Context, id warren.WorkspaceID) (int64, error)
+	Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error
+	Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptions) (*Commit, error)
+	Push(ctx context.Context, id warren.WorkspaceID, o PushOptions) (*PushResult, error)
+	FormatPatch(ctx context.Context, id warren.WorkspaceID, w io.Writer) error
+}

@@ -1,0 +1,613 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// The places at which the crash suite ends the process during a restart, in order.
+var (
+	fpRestartIntent  = failpoint.New("engine.restart.intent")
+	fpRestartRemoved = failpoint.New("engine.restart.removed")
+	fpRestartReady   = failpoint.New("engine.restart.ready")
+	fpRestartRunning = failpoint.New("engine.restart.running")
+	fpFailIntent     = failpoint.New("engine.fail.recorded")
+)
+
+// Hold begins a use of a running sandbox and returns its id and what ends the use. While a use lasts the sandbox does not
+// idle out. A sandbox that starts is waited for; one that failed is restarted if its policy says so.
+func (e *Engine) Hold(ctx context.Context, c Caller, ref string) (warren.SandboxID, func(), error) {
+	e.mu.Lock()
+	sb, err := e.find(c, ref)
+	e.mu.Unlock()
+	if err != nil {
+		return "", nil, err
+	}
+	release, err := e.use(ctx, sb)
+	if err != nil {
+		return "", nil, err
+	}
+	return sb.row.ID, release, nil
+}
+
+// Dial connects to a port in a sandbox. The connection is a use of the sandbox, as in [Engine.Hold], until it is closed.
+func (e *Engine) Dial(ctx context.Context, c Caller, ref string, port uint16) (net.Conn, error) {
+	e.mu.Lock()
+	sb, err := e.find(c, ref)
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	release, err := e.use(ctx, sb)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := e.dial(ctx, sb, port)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return &usedConn{Conn: conn, release: release}, nil
+}
+
+// DialPooled connects as [Engine.Dial] does, but the connection itself is no use: who keeps connections open between
+// requests holds the sandbox during each request.
+func (e *Engine) DialPooled(ctx context.Context, c Caller, ref string, port uint16) (net.Conn, error) {
+	e.mu.Lock()
+	sb, err := e.find(c, ref)
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	release, err := e.use(ctx, sb)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return e.dial(ctx, sb, port)
+}
+
+// usedConn is a connection that is a use.
+type usedConn struct {
+	net.Conn
+	once    sync.Once
+	release func()
+}
+
+func (u *usedConn) Close() error {
+	u.once.Do(u.release)
+	return u.Conn.Close()
+}
+
+// CloseWrite ends the direction into the sandbox, where the driver's connections can.
+func (u *usedConn) CloseWrite() error {
+	if w, ok := u.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return fmt.Errorf("half-close: %w", errUnsupported)
+}
+
+// dial connects to a sandbox in use. When the driver says that it has died, so does the error, in full.
+func (e *Engine) dial(ctx context.Context, sb *sandbox, port uint16) (net.Conn, error) {
+	for try := 0; ; try++ {
+		e.mu.Lock()
+		id, name, label := sb.row.ID, sb.row.Driver, sb.label()
+		gen := sb.row.Generation
+		e.mu.Unlock()
+		conn, err := e.opts.Drivers[name].Dial(ctx, id, port)
+		if err == nil {
+			return conn, nil
+		}
+		dead := errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound)
+		if !dead || try > 0 {
+			if errors.Is(err, warren.ErrNotFound) {
+				err = fmt.Errorf("it ended meanwhile: %w", warren.ErrState)
+			}
+			return nil, fmt.Errorf("dial port %d of sandbox %s: %w", port, label, err)
+		}
+		// Nobody has told us yet. Record it; then, by its policy, a new execution takes the call, or an error says why.
+		if err := e.died(ctx, sb, gen, nil); err != nil {
+			return nil, err
+		}
+		release, err := e.use(ctx, sb)
+		if err != nil {
+			return nil, err
+		}
+		release() // the caller's own use goes on
+	}
+}
+
+// use counts a use of sb, which is running when it returns.
+func (e *Engine) use(ctx context.Context, sb *sandbox) (release func(), err error) {
+	for {
+		e.mu.Lock()
+		if sb.gone {
+			e.mu.Unlock()
+			return nil, notFound("sandbox", string(sb.row.ID))
+		}
+		op := sb.op
+		switch {
+		case sb.state() == Deleting:
+			e.mu.Unlock()
+			return nil, fmt.Errorf("sandbox %s is being deleted: %w", sb.label(), warren.ErrState)
+		case sb.state() == Running && (op == nil || op.kind == "update"):
+			sb.uses++
+			e.mu.Unlock()
+			return e.releaser(sb), nil
+		case op != nil:
+			e.mu.Unlock()
+			select {
+			case <-op.done:
+			case <-op.first:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			if op.kind == "restart" && op.err != nil {
+				return nil, op.err
+			}
+		case sb.state() == Failed && RestartPolicy(sb.row.Restart) == RestartOnFailure && sb.row.Damaged == "":
+			if wait := time.Duration(sb.notBefore - e.line.now()); wait > 0 {
+				err := fmt.Errorf("sandbox %s failed %d times in a row soon after its start (last: %s); it is not started again for %s, or `warren restart %s` starts it now: %w",
+					sb.label(), sb.failures, reason(&sb.row), wait.Round(time.Second), sb.label(), warren.ErrUnavailable)
+				e.mu.Unlock()
+				return nil, err
+			}
+			e.mu.Unlock()
+			if err := e.restart(ctx, sb, sb.row.Owner, false); err != nil {
+				return nil, err
+			}
+		default:
+			err := failedError(sb)
+			e.mu.Unlock()
+			return nil, err
+		}
+	}
+}
+
+func (e *Engine) releaser(sb *sandbox) func() {
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			sb.uses--
+			sb.active = e.line.now()
+			sb.row.LastActive = e.clock.Now()
+		})
+	}
+}
+
+// reason says in words how an execution ended.
+func reason(row *store.Sandbox) string {
+	f := row.Failure
+	if f == nil {
+		return "for an unknown reason"
+	}
+	more := ""
+	if f.Message != "" {
+		more = ": " + f.Message
+	}
+	switch f.Reason {
+	case "oom":
+		return fmt.Sprintf("ended by the host: out of memory (limit %s)", size(row.Memory))
+	case "killed":
+		return "killed from outside" + more
+	case "exited":
+		return "ended by its own guest" + more
+	case "lost":
+		return "lost, nobody saw how it ended" + more
+	case "create":
+		return "not started again" + more
+	}
+	return f.Reason + more
+}
+
+// failedError says why a failed sandbox cannot be used. The caller holds mu.
+func failedError(sb *sandbox) error {
+	if sb.row.Damaged != "" {
+		return fmt.Errorf("the record of sandbox %s is damaged (%s); all that can be done is `warren rm %s`, its workspace %s can be kept: %w",
+			sb.label(), sb.row.Damaged, sb.label(), sb.row.WorkspaceID, warren.ErrState)
+	}
+	return fmt.Errorf("sandbox %s was %s; its workspace is intact; `warren restart %s`: %w", sb.label(), reason(&sb.row), sb.label(), warren.ErrState)
+}
+
+// Restart gives a sandbox a fresh execution: same id, image, workspace and settings.
+func (e *Engine) Restart(ctx context.Context, c Caller, ref string) (*Sandbox, error) {
+	e.mu.Lock()
+	sb, err := e.find(c, ref)
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.restart(ctx, sb, c.User, true); err != nil {
+		return nil, err
+	}
+	return e.Get(ctx, c, string(sb.row.ID))
+}
+
+// restart replaces the execution. Callers at the same time share one restart, which goes on when they leave. When it was
+// not asked for by a person, a sandbox that is running already is left alone.
+func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked bool) error {
+	for {
+		e.mu.Lock()
+		if sb.gone {
+			e.mu.Unlock()
+			return notFound("sandbox", string(sb.row.ID))
+		}
+		op := sb.op
+		if op == nil {
+			var err error
+			switch s := sb.state(); {
+			case sb.row.Damaged != "":
+				err = failedError(sb)
+			case s == Running && !asked:
+				e.mu.Unlock()
+				return nil
+			case s == Failed:
+				err = e.reserve(sb.row.Owner, usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory})
+			case s != Running:
+				err = fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
+			}
+			if err != nil {
+				e.mu.Unlock()
+				return err
+			}
+			rctx, cancel := context.WithTimeout(e.ctx, e.opts.CreateTimeout)
+			op = newOperation("restart", cancel)
+			was := sb.row
+			sb.op = op
+			e.setState(sb, Creating)
+			if !e.spawn(func() { e.finish(sb, op, e.runRestart(rctx, sb, was, actor)) }) {
+				e.setState(sb, State(was.State))
+				sb.op = nil
+				e.mu.Unlock()
+				cancel()
+				return errClosing
+			}
+		}
+		e.mu.Unlock()
+		select {
+		case <-op.done:
+		case <-op.first:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if op.kind == "restart" {
+			return op.err
+		}
+	}
+}
+
+func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox, actor string) error {
+	e.mu.Lock()
+	sb.row.Generation++
+	sb.row.Failure = nil
+	row := sb.row
+	label := sb.label()
+	e.mu.Unlock()
+	revert := func() {
+		e.mu.Lock()
+		sb.row.Generation, sb.row.Failure = was.Generation, was.Failure
+		e.setState(sb, State(was.State))
+		e.mu.Unlock()
+	}
+	if err := e.store.Update(ctx, func(tx *store.Tx) error {
+		if err := tx.UpdateSandbox(&row); err != nil {
+			return err
+		}
+		return tx.AppendEvent(e.event(actor, "sandbox.restart", &row, ""))
+	}); err != nil {
+		revert()
+		return fmt.Errorf("restart sandbox %s: %w", label, err)
+	}
+	err := fpRestartIntent.Hit()
+	if err == nil {
+		err = e.execute(ctx, &row)
+	}
+	if err == nil {
+		row.State, row.LastActive = string(Running), e.clock.Now()
+		if err = fpRestartReady.Hit(); err == nil {
+			err = e.store.Update(ctx, func(tx *store.Tx) error {
+				if err := tx.UpdateSandbox(&row); err != nil {
+					return err
+				}
+				return tx.AppendEvent(e.event(actor, "sandbox.running", &row, fmt.Sprintf("execution %d", row.Generation)))
+			})
+		}
+	}
+	if err == nil {
+		fpRestartRunning.Hit() // too late to fail
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		sb.row.State, sb.row.LastActive, sb.row.ImageDigest = row.State, row.LastActive, row.ImageDigest
+		sb.born = e.line.now()
+		sb.active = sb.born
+		e.schedule(sb)
+		e.log.Info("sandbox restarted", "sandbox", row.ID, "generation", row.Generation)
+		return nil
+	}
+	if e.ctx.Err() != nil {
+		return errClosing // the next Open finds a restart that was cut short
+	}
+	e.log.Warn("restart failed", "sandbox", row.ID, "error", err)
+	// What was left of it goes now, or with the next restart or delete.
+	cleanup, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+	defer cancel()
+	if err := e.opts.Drivers[row.Driver].Delete(cleanup, row.ID); err != nil {
+		e.metrics.driverError(row.Driver, "delete")
+	}
+	e.setFailed(cleanup, sb, store.Failure{Reason: "create", Message: err.Error(), Time: e.clock.Now()})
+	return fmt.Errorf("restart sandbox %s: %w", label, err)
+}
+
+// execute removes the old execution and makes a new one.
+func (e *Engine) execute(ctx context.Context, row *store.Sandbox) error {
+	d := e.opts.Drivers[row.Driver]
+	if d == nil {
+		return fmt.Errorf("driver %q is not open in this server: %w", row.Driver, warren.ErrUnavailable)
+	}
+	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
+	err := d.Delete(dctx, row.ID)
+	cancel()
+	if err != nil {
+		e.metrics.driverError(row.Driver, "delete")
+		return fmt.Errorf("remove the old execution: driver %s: %w", row.Driver, err)
+	}
+	if err := fpRestartRemoved.Hit(); err != nil {
+		return err
+	}
+	spec, operator, err := e.loadSpec(ctx, row.ID)
+	if err != nil {
+		return err
+	}
+	mounts, err := e.openMounts(Caller{User: row.Owner, Operator: operator}, spec.Mounts)
+	if err != nil {
+		return err
+	}
+	defer closeMounts(mounts)
+	img, err := e.pinnedImage(ctx, row)
+	if err != nil {
+		return err
+	}
+	dirs, err := e.opts.Workspaces.Get(ctx, row.WorkspaceID)
+	if err != nil {
+		return fmt.Errorf("workspace %s: %w", row.WorkspaceID, err)
+	}
+	// A checkout that was cut short goes on.
+	if err := e.opts.Workspaces.Populate(ctx, row.WorkspaceID); err != nil {
+		return fmt.Errorf("workspace %s: %w", row.WorkspaceID, err)
+	}
+	if err := e.starts.acquire(ctx, row.Owner); err != nil {
+		return err
+	}
+	defer e.starts.release()
+	return e.boot(ctx, bootRequest{row: row, spec: spec, image: img, dirs: dirs, mounts: mounts,
+		step: func(ctx context.Context, _ string, fn func(context.Context) error) error { return fn(ctx) }})
+}
+
+func (e *Engine) loadSpec(ctx context.Context, id warren.SandboxID) (*Spec, bool, error) {
+	rows, err := e.store.Specs(ctx, id)
+	if err != nil {
+		return nil, false, err
+	}
+	var s storedSpec
+	if row, ok := rows[id]; !ok {
+		return nil, false, notFound("sandbox", string(id))
+	} else if err := json.Unmarshal(row.Spec, &s); err != nil {
+		return nil, false, fmt.Errorf("the spec of sandbox %s is damaged (%v): %w", id, err, warren.ErrState)
+	}
+	return &s.Spec, s.Operator, nil
+}
+
+// setFailed records that a sandbox has no execution. The record in memory changes even when the store cannot take
+// it: reconciliation would find out the same.
+func (e *Engine) setFailed(ctx context.Context, sb *sandbox, f store.Failure) {
+	e.mu.Lock()
+	e.setState(sb, Failed)
+	sb.row.Failure = &f
+	row := sb.row
+	if now := e.line.now(); now-sb.born < int64(soon) {
+		sb.failures++
+		if sb.failures > freeRestarts {
+			sb.notBefore = now + int64(min(time.Second<<min(sb.failures-freeRestarts-1, 10), maxBackoff))
+		}
+	} else {
+		sb.failures, sb.notBefore = 1, 0
+	}
+	e.mu.Unlock()
+	if err := e.store.Update(ctx, func(tx *store.Tx) error {
+		if err := tx.UpdateSandbox(&row); err != nil {
+			return err
+		}
+		ev := e.event("warren", "sandbox.failed", &row, reason(&row))
+		ev.Fields = map[string]string{"reason": f.Reason}
+		return tx.AppendEvent(ev)
+	}); err != nil {
+		e.log.Error("failure not recorded", "sandbox", row.ID, "error", err)
+	}
+	fpFailIntent.Hit()
+}
+
+// A sandbox that fails within soon of its start, more than freeRestarts times in a row, waits before its policy starts
+// it again, twice as long each time.
+const (
+	soon         = time.Minute
+	freeRestarts = 3
+	maxBackoff   = 5 * time.Minute
+)
+
+// died records the death of execution gen of sb, if it is true. exit is what the driver told, nil when it has to be asked.
+// It returns nil when sb is recorded as failed, or is another execution by now.
+func (e *Engine) died(ctx context.Context, sb *sandbox, gen uint32, exit *driver.Exit) error {
+	op, err := e.hold(ctx, sb, "fail", nil)
+	if err != nil {
+		return err
+	}
+	defer func() { e.finish(sb, op, nil) }()
+	e.mu.Lock()
+	row := sb.row
+	e.mu.Unlock()
+	if State(row.State) != Running || row.Generation != gen {
+		return nil
+	}
+	d := e.opts.Drivers[row.Driver]
+	alive, found, err := execution(ctx, d, row.ID, exit != nil)
+	if err != nil || alive {
+		return err
+	}
+	if exit == nil {
+		exit = found
+	}
+	if exit == nil {
+		exit = &driver.Exit{Reason: "lost"}
+	}
+	f := store.Failure{Reason: exit.Reason, Message: exit.Message, Time: exit.Time}
+	if f.Time.IsZero() {
+		f.Time = e.clock.Now()
+	}
+	bg, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.DeleteTimeout)
+	defer cancel()
+	e.setFailed(bg, sb, f)
+	e.log.Warn("sandbox failed", "sandbox", row.ID, "reason", f.Reason, "message", f.Message)
+	// Its memory, mounts and overlay are of no more use. What fails here is repeated by restart or delete.
+	if err := d.Delete(bg, row.ID); err != nil {
+		e.metrics.driverError(row.Driver, "delete")
+		e.log.Warn("dead execution not removed yet", "sandbox", row.ID, "error", err)
+	}
+	return nil
+}
+
+// execution asks the driver whether a sandbox lives. A dial answers at once for the dead; only when it does not, or
+// when the reason is wanted, are all listed.
+func execution(ctx context.Context, d driver.Driver, id warren.SandboxID, known bool) (alive bool, _ *driver.Exit, err error) {
+	dctx, cancel := context.WithTimeout(ctx, time.Second)
+	conn, err := d.Dial(dctx, id, warren.GuestPort)
+	cancel()
+	if err == nil {
+		conn.Close()
+		return true, nil, nil
+	}
+	if known && (errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound)) {
+		return false, nil, nil
+	}
+	all, err := d.List(ctx)
+	if err != nil {
+		return false, nil, err
+	}
+	for _, s := range all {
+		if s.ID == id {
+			return s.State != driver.Dead, s.Exit, nil
+		}
+	}
+	return false, nil, nil
+}
+
+// pollEvery is how often a driver that cannot watch is listed; one that can is listed too, less often, for what its
+// watch may have missed.
+const (
+	pollEvery  = 2 * time.Second
+	sweepEvery = time.Minute
+)
+
+// watchDriver records deaths until the engine closes.
+func (e *Engine) watchDriver(name string, d driver.Driver) {
+	var deaths <-chan driver.Status
+	w, watches := driver.As[driver.Watcher](d)
+	for {
+		every := pollEvery
+		if watches && deaths == nil {
+			var err error
+			if deaths, err = w.Watch(e.ctx); err != nil {
+				e.log.Warn("driver watch", "driver", name, "error", err)
+			} else {
+				e.sweep(name, d) // for what died before the watch began
+			}
+		}
+		if deaths != nil {
+			every = sweepEvery
+		}
+		select {
+		case s, ok := <-deaths:
+			if !ok {
+				deaths = nil
+				select {
+				case <-e.clock.After(pollEvery):
+				case <-e.ctx.Done():
+				}
+				break
+			}
+			e.noteDeath(s)
+		case <-e.clock.After(every):
+			e.sweep(name, d)
+		case <-e.ctx.Done():
+			return
+		}
+		if e.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// noteDeath handles a death beside the watch, for it may have to wait for an operation.
+func (e *Engine) noteDeath(s driver.Status) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb := e.boxes[s.ID]
+	if sb == nil || s.State != driver.Dead || sb.state() == Deleting || sb.state() == Failed {
+		return
+	}
+	gen, exit := sb.row.Generation, s.Exit
+	if exit == nil {
+		exit = &driver.Exit{Reason: "lost"}
+	}
+	e.spawn(func() {
+		if err := e.died(e.ctx, sb, gen, exit); err != nil && e.ctx.Err() == nil && !errors.Is(err, warren.ErrNotFound) {
+			e.log.Warn("death not recorded", "sandbox", s.ID, "error", err)
+		}
+	})
+}
+
+// sweep compares what runs with what the driver has.
+func (e *Engine) sweep(name string, d driver.Driver) {
+	ctx, cancel := context.WithTimeout(e.ctx, time.Minute)
+	defer cancel()
+	began := e.line.now()
+	all, err := d.List(ctx)
+	if err != nil {
+		if e.ctx.Err() == nil {
+			e.metrics.driverError(name, "list")
+			e.log.Warn("driver list", "driver", name, "error", err)
+		}
+		return
+	}
+	have := make(map[warren.SandboxID]driver.Status, len(all))
+	for _, s := range all {
+		have[s.ID] = s
+	}
+	var dead []driver.Status
+	e.mu.Lock()
+	for id, sb := range e.boxes {
+		if sb.row.Driver != name || sb.state() != Running || sb.born >= began || sb.op != nil {
+			continue
+		}
+		if s, ok := have[id]; !ok {
+			dead = append(dead, driver.Status{ID: id, State: driver.Dead})
+		} else if s.State == driver.Dead {
+			dead = append(dead, s)
+		}
+	}
+	e.mu.Unlock()
+	for _, s := range dead {
+		e.noteDeath(s)
+	}
+}
