@@ -53,9 +53,11 @@ func New(o Options) *Driver {
 	}
 	d := &Driver{opts: o, world: o.World, conns: make(chan net.Conn), closed: make(chan struct{})}
 	d.server = &http.Server{
-		Handler:     http.HandlerFunc(d.serve),
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, idKey{}, c.(*guestConn).id) },
-		Protocols:   new(http.Protocols),
+		Handler: http.HandlerFunc(d.serve),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, idKey{}, c.(*guestConn).id)
+		},
+		Protocols: new(http.Protocols),
 	}
 	d.server.Protocols.SetHTTP1(true)
 	d.server.Protocols.SetUnencryptedHTTP2(true)
@@ -223,32 +225,26 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 		if err := d.alive(id); err != nil {
 			return nil, err
 		}
-		if d.opts.Dial != nil {
-			return d.opts.Dial(ctx, id, port)
+		if d.opts.Dial == nil {
+			return nil, fmt.Errorf("nothing listens on port %d: %w", port, warren.ErrUnavailable)
 		}
-		return nil, fmt.Errorf("nothing listens on port %d: %w", port, warren.ErrUnavailable)
+		c, err := d.opts.Dial(ctx, id, port)
+		if err != nil {
+			return nil, err
+		}
+		h := &held{Conn: c}
+		if h.release, err = d.hold(id, h); err != nil {
+			c.Close()
+			return nil, err
+		}
+		return h, nil
 	}
 	near, far := pipe()
-	w := d.world
-	w.mu.Lock()
-	b := w.boxes[id]
-	if err := status(id, b); err != nil {
-		w.mu.Unlock()
+	release, err := d.hold(id, far)
+	if err != nil {
 		return nil, err
 	}
-	if b.conns == nil {
-		b.conns = map[*conn]struct{}{}
-	}
-	b.conns[far] = struct{}{}
-	w.mu.Unlock()
-	far.onClose = func() {
-		w.mu.Lock()
-		delete(b.conns, far)
-		if len(b.conns) == 0 {
-			b.conns = nil
-		}
-		w.mu.Unlock()
-	}
+	far.onClose = release
 	select {
 	case d.conns <- &guestConn{far, id}:
 		return near, nil
@@ -259,6 +255,49 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 		far.Close()
 		return nil, fmt.Errorf("the fake driver is closed: %w", warren.ErrUnavailable)
 	}
+}
+
+// hold makes a connection end with its sandbox; the returned function ends that.
+func (d *Driver) hold(id warren.SandboxID, c io.Closer) (release func(), err error) {
+	w := d.world
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.boxes[id]
+	if err := status(id, b); err != nil {
+		return nil, err
+	}
+	if b.conns == nil {
+		b.conns = map[io.Closer]struct{}{}
+	}
+	b.conns[c] = struct{}{}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(b.conns, c)
+		if len(b.conns) == 0 {
+			b.conns = nil
+		}
+	}, nil
+}
+
+// held is a connection that [Options].Dial made.
+type held struct {
+	net.Conn
+	release func()
+}
+
+// Close ends the connection.
+func (h *held) Close() error {
+	h.release()
+	return h.Conn.Close()
+}
+
+// CloseWrite tells the other end that nothing more comes.
+func (h *held) CloseWrite() error {
+	if c, ok := h.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return fmt.Errorf("half-close: %w", errors.ErrUnsupported)
 }
 
 func (d *Driver) alive(id warren.SandboxID) error {

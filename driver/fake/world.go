@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -35,7 +36,7 @@ type box struct {
 	limits  driver.Limits
 	mounts  []string // targets
 	exit    *driver.Exit
-	conns   map[*conn]struct{}
+	conns   map[io.Closer]struct{}
 	started time.Time
 }
 

@@ -29,12 +29,6 @@ type bootRequest struct {
 	step   func(ctx context.Context, name string, fn func(context.Context) error) error
 }
 
-// ChannelTokener is what a driver has whose channel to the guest can be made anew, which the guest then asks a token
-// for.
-type ChannelTokener interface {
-	ChannelToken(ctx context.Context, id warren.SandboxID) (string, error)
-}
-
 // boot makes the driver create the execution and tells its guest who it is.
 func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, e.opts.BootTimeout)
@@ -75,11 +69,6 @@ func (e *Engine) greet(ctx context.Context, r bootRequest) error {
 	}
 	maps.Copy(in.EnvVars, r.image.Config.Env)
 	maps.Copy(in.EnvVars, r.spec.Env)
-	if t, ok := driver.As[ChannelTokener](d); ok {
-		if in.ChannelToken, err = t.ChannelToken(ctx, r.row.ID); err != nil {
-			return fmt.Errorf("channel token: %w", err)
-		}
-	}
 	return initGuest(ctx, conn, in)
 }
 
@@ -142,7 +131,6 @@ type guestInit struct {
 	Hostname       string            `json:"hostname"`
 	MemoryLimit    int64             `json:"memoryLimitBytes"`
 	SandboxID      warren.SandboxID  `json:"sandboxId"`
-	ChannelToken   string            `json:"channelToken,omitempty"`
 	Timestamp      time.Time         `json:"timestamp"`
 }
 

@@ -455,7 +455,7 @@ func (m *making) gather(ctx context.Context) error {
 	if m.ownWS && m.spec.Repo != nil {
 		g.Go(func() error {
 			return m.step(gctx, "fetch repo", func(ctx context.Context) (err error) {
-				m.source, err = e.fetchSource(ctx, m.ws, m.spec.Repo, m.flight.tell)
+				m.source, err = e.fetchSource(ctx, m.caller, m.ws, m.spec.Repo, m.flight.tell)
 				return err
 			})
 		})

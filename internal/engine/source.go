@@ -33,12 +33,12 @@ func (r *removals[K]) begin(k K) (end func()) {
 
 // fetchSource brings a repository into the cache and finds what to cut. When it returns, the workspace's row names the
 // repository, which keeps it from being deleted.
-func (e *Engine) fetchSource(ctx context.Context, w *workspace, r *RepoSource, tell func(Progress)) (WorkspaceSource, error) {
+func (e *Engine) fetchSource(ctx context.Context, c Caller, w *workspace, r *RepoSource, tell func(Progress)) (WorkspaceSource, error) {
 	for {
 		e.mu.Lock()
 		before := e.repos.done
 		e.mu.Unlock()
-		repo, err := e.opts.Repos.Fetch(ctx, r.URL, FetchOptions{Ref: r.Ref, Force: r.Fetch, Progress: func(step, message string, done, total int64) {
+		repo, err := e.opts.Repos.Fetch(ctx, r.URL, FetchOptions{Ref: r.Ref, Force: r.Fetch, HostCredentials: c.Operator, Progress: func(step, message string, done, total int64) {
 			tell(Progress{Step: step, Message: message, Done: done, Total: total})
 		}})
 		if err != nil {
@@ -76,7 +76,7 @@ func (e *Engine) FetchRepo(ctx context.Context, c Caller, url string, progress f
 	if err := checkRepo(c, &RepoSource{URL: url}); err != nil {
 		return nil, err
 	}
-	repo, err := e.opts.Repos.Fetch(ctx, url, FetchOptions{Force: true, Progress: func(step, message string, done, total int64) {
+	repo, err := e.opts.Repos.Fetch(ctx, url, FetchOptions{Force: true, HostCredentials: c.Operator, Progress: func(step, message string, done, total int64) {
 		if progress != nil {
 			progress(Progress{Step: step, Message: message, Done: done, Total: total})
 		}

@@ -40,26 +40,26 @@ func (e *Engine) addToken(t *token) {
 	e.tokenIDs[t.row.ID] = t
 }
 
-// CreateToken issues a token that acts as user. The secret is returned this once and kept only as a hash.
-func (e *Engine) CreateToken(ctx context.Context, c Caller, user, description string, ttl time.Duration) (*Token, string, error) {
+// CreateToken issues a token that acts as user. It is returned this once and kept only as a hash.
+func (e *Engine) CreateToken(ctx context.Context, c Caller, user, description string, ttl time.Duration) (id, secret string, err error) {
 	if err := operatorOnly(c, "issue tokens"); err != nil {
-		return nil, "", err
+		return "", "", err
 	}
 	if user == "" {
-		return nil, "", invalid("user", user, "a token needs a user to act as")
+		return "", "", invalid("user", user, "a token needs a user to act as")
 	}
 	if err := text("user", user, 128); err != nil {
-		return nil, "", err
+		return "", "", err
 	}
 	if err := text("description", description, 256); err != nil {
-		return nil, "", err
+		return "", "", err
 	}
 	if err := checkTimeout("ttl", ttl); err != nil {
-		return nil, "", err
+		return "", "", err
 	}
 	var raw [32]byte
 	rand.Read(raw[:])
-	secret := tokenPrefix + hex.EncodeToString(raw[:])
+	secret = tokenPrefix + hex.EncodeToString(raw[:])
 	sum := sha256.Sum256([]byte(secret))
 	row := store.Token{ID: newID('t'), User: user, Description: description, Hash: sum[:], Created: e.clock.Now()}
 	if ttl > 0 {
@@ -71,30 +71,29 @@ func (e *Engine) CreateToken(ctx context.Context, c Caller, user, description st
 		}
 		return tx.AppendEvent(&store.Event{Time: row.Created, Owner: c.User, Actor: c.User, Action: "token.create", Message: "for " + user, Fields: map[string]string{"token": row.ID}})
 	}); err != nil {
-		return nil, "", err
+		return "", "", err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := &token{row: row}
-	e.addToken(t)
-	return t.view(), secret, nil
+	e.addToken(&token{row: row})
+	return row.ID, secret, nil
 }
 
-func (t *token) view() *Token {
-	return &Token{ID: t.row.ID, User: t.row.User, Description: t.row.Description, Created: t.row.Created, Expires: t.row.Expires, LastUsed: t.row.LastUsed}
+func (t *token) view() Token {
+	return Token{ID: t.row.ID, User: t.row.User, Description: t.row.Description, Created: t.row.Created, Expires: t.row.Expires, LastUsed: t.row.LastUsed}
 }
 
 // ListTokens returns the tokens, oldest first: all to an operator, to others those that act as them.
-func (e *Engine) ListTokens(_ context.Context, c Caller) ([]*Token, error) {
+func (e *Engine) ListTokens(_ context.Context, c Caller) ([]Token, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var all []*Token
+	var all []Token
 	for _, t := range e.tokenIDs {
 		if c.may(t.row.User) {
 			all = append(all, t.view())
 		}
 	}
-	slices.SortFunc(all, func(a, b *Token) int {
+	slices.SortFunc(all, func(a, b Token) int {
 		if n := a.Created.Compare(b.Created); n != 0 {
 			return n
 		}
@@ -126,9 +125,9 @@ func (e *Engine) DeleteToken(ctx context.Context, c Caller, id string) error {
 	return nil
 }
 
-// VerifyToken returns whom a secret acts as, or [warren.ErrDenied]. What is looked up is the hash of the secret, so
+// Authenticate returns whom a secret acts as, or [warren.ErrDenied]. What is looked up is the hash of the secret, so
 // neither the lookup nor the comparison tells anything about a secret that is there.
-func (e *Engine) VerifyToken(secret string) (Caller, error) {
+func (e *Engine) Authenticate(_ context.Context, secret string) (Caller, error) {
 	denied := fmt.Errorf("the token is not valid or has expired; ask the operator for one (`warren token create`): %w", warren.ErrDenied)
 	sum := sha256.Sum256([]byte(secret))
 	e.mu.Lock()

@@ -302,9 +302,11 @@ type Repo struct {
 
 // FetchOptions of a repository.
 type FetchOptions struct {
-	Ref      string
-	Force    bool
-	Progress func(step, message string, done, total int64)
+	Ref   string
+	Force bool
+	// HostCredentials lets git use what the daemon's own user has.
+	HostCredentials bool
+	Progress        func(step, message string, done, total int64)
 }
 
 // Repos is the cache of repositories.
@@ -352,6 +354,8 @@ type Commit struct {
 type PushOptions struct {
 	Branch, RemoteBranch string
 	Force                bool
+	// HostCredentials as in FetchOptions.
+	HostCredentials bool
 }
 
 // PushResult is what was pushed where.

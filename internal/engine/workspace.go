@@ -321,7 +321,7 @@ func (e *Engine) CreateWorkspace(ctx context.Context, c Caller, r CreateWorkspac
 			return WorkspaceSource{}, nil
 		}
 		tell(Progress{Step: "fetch repo"})
-		return e.fetchSource(ctx, w, r.Repo, tell)
+		return e.fetchSource(ctx, c, w, r.Repo, tell)
 	}, func(ctx context.Context, w *workspace, src WorkspaceSource) error {
 		tell(Progress{Step: "cut workspace"})
 		if _, err := e.opts.Workspaces.Prepare(ctx, w.row.ID, src); err != nil {
@@ -648,7 +648,7 @@ func (e *Engine) Push(ctx context.Context, c Caller, r PushRequest) (*PushResult
 		return nil, err
 	}
 	defer release()
-	p, err := e.opts.Workspaces.Push(ctx, ws.row.ID, PushOptions{Branch: r.Branch, RemoteBranch: r.RemoteBranch, Force: r.Force})
+	p, err := e.opts.Workspaces.Push(ctx, ws.row.ID, PushOptions{Branch: r.Branch, RemoteBranch: r.RemoteBranch, Force: r.Force, HostCredentials: c.Operator})
 	if err != nil {
 		return nil, err
 	}
