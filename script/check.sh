@@ -40,12 +40,12 @@ contract() {
 }
 
 crossbuild() {
-	GOOS=$1 GOARCH=$2 go build -trimpath -buildvcs=false -o "$tmp/warren-$1" ./cmd/warren
+	GOOS=$1 GOARCH=$2 go build -buildvcs=false -o "$tmp/warren-$1" ./cmd/warren
 }
 
 size() {
 	local limit=$2 bytes
-	go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$tmp/$1" "./cmd/$1"
+	go build -buildvcs=false -ldflags '-s -w' -o "$tmp/$1" "./cmd/$1"
 	bytes=$(stat -c %s "$tmp/$1")
 	echo "$1: $bytes bytes, limit $limit"
 	[ "$bytes" -le "$limit" ]

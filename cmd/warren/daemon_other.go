@@ -20,6 +20,9 @@ func (a *app) dialDaemon(string) func(context.Context) (net.Conn, error) {
 	return func(context.Context) (net.Conn, error) { return nil, errNoServer }
 }
 
+// answers is false: there is no local daemon here.
+func answers(context.Context, string) bool { return false }
+
 func notHere(use, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short + " (on Linux)", Example: "  WARREN_URL=https://host:7420 WARREN_TOKEN=… warren ls",

@@ -127,6 +127,7 @@ An ID may be a name or any unique beginning of an id.`,
 		}
 	}
 	wrapArgs(root)
+	addCompletion(a, root)
 	return root
 }
 

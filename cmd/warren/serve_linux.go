@@ -3,13 +3,40 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"text/tabwriter"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor"
+	"github.com/warren-sandbox/warren/internal/config"
+	"github.com/warren-sandbox/warren/internal/engine"
+	"github.com/warren-sandbox/warren/internal/image"
+	"github.com/warren-sandbox/warren/internal/repo"
+	"github.com/warren-sandbox/warren/internal/server"
+	"github.com/warren-sandbox/warren/internal/store"
+	"github.com/warren-sandbox/warren/internal/workspace"
 )
 
 // maxDataDir bounds the length of the data directory's path: the longest socket below it has to fit into 107 bytes.
@@ -73,4 +100,284 @@ func closeDriver(ctx context.Context, d driver.Driver) error {
 		}
 	}
 	return d.Close()
+}
+
+func serveCommand(a *app) *cobra.Command {
+	var file string
+	var hosts, origins, mounts []string
+	values := map[string]*string{}
+	cmd := &cobra.Command{
+		Use:   "serve [flags]",
+		Short: "Run the daemon in the foreground",
+		Long: `Run the daemon of a data directory in the foreground. It answers on a unix socket that only its own user can open and, with --listen, on
+a TCP address where every caller needs a token. An address that other machines reach needs TLS.
+
+Sandboxes run on when the daemon ends, however it ends; the next one finds them.
+
+Settings come from flags, WARREN_* variables, and warren.yaml in the data directory, in this order:
+` + settingsHelp(),
+		Example: `  warren serve
+  warren serve --listen 127.0.0.1:7420 --allow-mount /srv/data
+  warren serve --listen :7420 --tls-cert cert.pem --tls-key key.pem
+  WARREN_HOME=/srv/warren warren serve --log-level debug`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			given := map[string][]string{}
+			for key, v := range values {
+				if cmd.Flags().Changed(strings.ReplaceAll(key, ".", "-")) {
+					given[key] = []string{*v}
+				}
+			}
+			for key, list := range map[string][]string{"hosts": hosts, "origins": origins, "allow_mounts": mounts} {
+				if len(list) > 0 {
+					given[key] = list
+				}
+			}
+			cfg, err := config.Load(config.Source{DataDir: a.dataDir, File: file, Flags: given})
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			// A terminal that goes away is no reason to stop.
+			signal.Ignore(syscall.SIGHUP)
+			return serve(ctx, cfg, a.err)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&file, "config", "", "configuration file instead of warren.yaml in the data directory")
+	for _, f := range []struct{ key, help string }{
+		{"listen", "TCP address besides the unix socket, such as 127.0.0.1:7420"},
+		{"tls.cert", "certificate file of the TCP address"},
+		{"tls.key", "key file of the TCP address"},
+		{"driver", "driver of sandboxes that name none"},
+		{"image", "image of sandboxes that name none"},
+		{"log.level", "debug, info, warn or error"},
+		{"log.format", "text or json"},
+	} {
+		values[f.key] = flags.String(strings.ReplaceAll(f.key, ".", "-"), "", f.help)
+	}
+	flags.StringArrayVar(&hosts, "host", nil, "name by which requests may call the server")
+	flags.StringArrayVar(&origins, "origin", nil, "web origin whose pages may call the server")
+	flags.StringArrayVar(&mounts, "allow-mount", nil, "host directory that every user may mount from")
+	return cmd
+}
+
+func settingsHelp() string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	for _, s := range config.Settings() {
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Key, s.Variable, s.Help)
+	}
+	_ = w.Flush()
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// daemon is what serve opens and closes again, in order.
+type daemon struct {
+	cfg     config.Config
+	log     *slog.Logger
+	closers []func() error
+}
+
+func (d *daemon) onClose(f func() error) { d.closers = append(d.closers, f) }
+
+// close closes what was opened last first.
+func (d *daemon) close() error {
+	var errs []error
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		errs = append(errs, d.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// serve runs a daemon until ctx ends.
+func serve(ctx context.Context, cfg config.Config, logTo io.Writer) (err error) {
+	// Whatever the mask of who started it: directories of images and workspaces are passed through by other ids.
+	syscall.Umask(0o022)
+	if len(cfg.DataDir) > maxDataDir {
+		return fmt.Errorf("data directory %s: %w: its path is longer than %d bytes, and sockets lie below it; set WARREN_HOME to a shorter one", cfg.DataDir, warren.ErrInvalid, maxDataDir)
+	}
+	if err := makeDataDir(cfg.DataDir); err != nil {
+		return fmt.Errorf("make the data directory: %w", err)
+	}
+	lock, err := lockDataDir(cfg.DataDir)
+	if err != nil {
+		if pid, e := daemonPID(cfg.DataDir); errors.Is(err, errLocked) && e == nil && pid != 0 {
+			return fmt.Errorf("%w (process %d); `warren shutdown` ends it", err, pid)
+		}
+		return err
+	}
+	d := &daemon{cfg: cfg, log: newLogger(cfg, logTo)}
+	d.onClose(lock.Close)
+	defer func() {
+		if e := d.close(); e != nil {
+			d.log.Error("end", "err", e)
+			err = errors.Join(err, e)
+		}
+		if err == nil {
+			d.log.Info("ended")
+		}
+	}()
+	pidFile := filepath.Join(cfg.DataDir, "daemon.pid")
+	if err := os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+		return err
+	}
+	d.onClose(func() error { return os.Remove(pidFile) })
+	return d.run(ctx)
+}
+
+func newLogger(cfg config.Config, to io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
+	opts := &slog.HandlerOptions{Level: level}
+	if cfg.LogFormat == "text" || cfg.LogFormat == "" && isTerminal(to) {
+		return slog.New(slog.NewTextHandler(to, opts))
+	}
+	return slog.New(slog.NewJSONHandler(to, opts))
+}
+
+// run opens all parts, from the bottom up, and answers until ctx ends.
+func (d *daemon) run(ctx context.Context) error {
+	began := time.Now()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	tracer, err := d.tracer(ctx)
+	if err != nil {
+		return err
+	}
+	eng, err := d.engine(ctx, registry, tracer)
+	if err != nil {
+		return err
+	}
+	srv, err := server.New(server.Options{
+		Engine: eng, Logger: d.log, Tracer: tracer, Registerer: registry,
+		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
+		AllowedHosts: d.cfg.Hosts, AllowedOrigins: d.cfg.Origins, HidePaths: []string{d.cfg.DataDir}, Version: versionString(),
+	})
+	if err != nil {
+		return err
+	}
+	return d.answer(ctx, srv, began)
+}
+
+// answer listens and serves until ctx ends or a listener fails.
+func (d *daemon) answer(ctx context.Context, srv *server.Server, began time.Time) error {
+	socket := config.Socket(d.cfg.DataDir)
+	unixListener, err := srv.ListenUnix(socket)
+	if err != nil {
+		return err
+	}
+	listeners := []net.Listener{unixListener}
+	attrs := []any{"socket", socket, "version", versionString(), "took", time.Since(began)}
+	if d.cfg.Listen != "" {
+		l, err := srv.ListenTCP(d.cfg.Listen, server.TCPOptions{CertFile: d.cfg.TLSCert, KeyFile: d.cfg.TLSKey})
+		if err != nil {
+			unixListener.Close()
+			return err
+		}
+		listeners = append(listeners, l)
+		attrs = append(attrs, "address", l.Addr().String())
+	}
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { failed <- srv.Serve(l) }()
+	}
+	d.log.Info("serving", attrs...)
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		d.log.Info("ending; sandboxes run on")
+	}
+	quit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	// Calls that last longer are cut; their callers come back to the next daemon.
+	if e := srv.Shutdown(quit); e != nil && !errors.Is(e, context.DeadlineExceeded) {
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// engine opens what the engine stands on, and the engine.
+func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tracer trace.Tracer) (*engine.Engine, error) {
+	below := func(name string) string { return filepath.Join(d.cfg.DataDir, name) }
+	records, err := store.Open(ctx, store.Options{Path: below("warren.db"), Logger: d.log})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(records.Close)
+	imageStore, err := image.Open(image.Options{Dir: below("images"), IDBase: driver.DiskIDBase, Logger: d.log})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(imageStore.Close)
+	var workspaceStore *workspace.Store
+	cache, err := repo.Open(repo.Options{
+		Dir: below("repos"), UID: driver.DiskIDBase + driver.SandboxUID, GID: driver.DiskIDBase + driver.SandboxUID, Logger: d.log,
+		BorrowedBy: func(id warren.RepoID) (warren.WorkspaceID, error) { return workspaceStore.BorrowedBy(id) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	workspaceStore, err = workspace.Open(workspace.Options{Dir: below("workspaces"), IDBase: driver.DiskIDBase, Repos: cache, Logger: d.log})
+	if err != nil {
+		return nil, err
+	}
+	opened := map[string]driver.Driver{}
+	for _, entry := range drivers {
+		dr, err := entry.open(filepath.Join(d.cfg.DataDir, "run", entry.name), d.log.With("driver", entry.name))
+		if err != nil {
+			if entry.name == d.cfg.Driver {
+				return nil, err
+			}
+			d.log.Warn("a driver is not available", "driver", entry.name, "err", err)
+			continue
+		}
+		opened[entry.name] = dr
+		d.onClose(func() error { return closeDriver(context.Background(), dr) })
+	}
+	eng, err := engine.Open(ctx, engine.Options{
+		Store: records, Images: images{imageStore}, Repos: repos{cache}, Workspaces: workspaces{workspaceStore},
+		Drivers: opened, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
+		Defaults: driver.Limits{
+			CPUMillis: uint32(d.cfg.Defaults.CPU), Memory: int64(d.cfg.Defaults.Memory), Disk: int64(d.cfg.Defaults.Disk), PIDs: d.cfg.Defaults.PIDs,
+		},
+		Budgets: engine.Budgets{PerUser: engine.Budget{
+			Sandboxes: int(d.cfg.Budgets.Sandboxes), CPUMillis: int64(d.cfg.Budgets.CPU), Memory: int64(d.cfg.Budgets.Memory), Disk: int64(d.cfg.Budgets.Disk),
+		}},
+		AllowMounts: d.cfg.AllowMounts, DefaultIdleTimeout: d.cfg.IdleTimeout,
+		Logger: d.log, Tracer: tracer, Registerer: registry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(eng.Close)
+	return eng, nil
+}
+
+// tracer sends spans where OTEL_EXPORTER_OTLP_ENDPOINT says, and nowhere when it says nothing.
+func (d *daemon) tracer(ctx context.Context) (trace.Tracer, error) {
+	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+		return noop.NewTracerProvider().Tracer("warren"), nil
+	}
+	exporter, err := otlptracehttp.New(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open the trace exporter: %w", err)
+	}
+	res, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "warren"), attribute.String("service.version", versionString())), resource.WithFromEnv())
+	if err != nil {
+		return nil, err
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res))
+	d.onClose(func() error {
+		// A collector that does not answer must not hold up the end.
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := provider.Shutdown(ctx); err != nil {
+			d.log.Warn("send the last spans", "err", err)
+		}
+		return nil
+	})
+	return provider.Tracer("warren"), nil
 }

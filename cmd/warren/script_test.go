@@ -1,0 +1,205 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+// TestScripts runs the whole system: the real programs, a daemon and a keeper for each script, gVisor below them. What a
+// script starts is gone at its end, or the test fails.
+//
+// Besides testscript's own commands there are:
+//
+//	code N COMMAND…     runs a command that has to exit with N; -stdin FILE gives it an input
+//	eventually COMMAND… runs a command again until it succeeds, for at most 30 s
+//	killall FILE        kills every process of the sandbox whose id FILE holds, with SIGKILL, from the host
+//	killdaemon          kills the daemon with SIGKILL
+//	unpath FILE         prints FILE without the data directory and ids, for cmp
+func TestScripts(t *testing.T) {
+	testenv.NeedsRoot(t)
+	testenv.NeedsTool(t, "git", "tar")
+	bin := testenv.NeedsBinaries(t)
+	testscript.Run(t, testscript.Params{
+		Dir:                 filepath.Join("..", "..", "testdata", "script"),
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			// Short, because sockets lie below it.
+			home, err := os.MkdirTemp("", "warren-script-")
+			if err != nil {
+				return err
+			}
+			before, err := testenv.TakeSnapshot(home)
+			if err != nil {
+				return err
+			}
+			env.Setenv("PATH", bin.Dir+string(os.PathListSeparator)+env.Getenv("PATH"))
+			env.Setenv("WARREN_HOME", home)
+			env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
+			env.Setenv("GIT_CONFIG_NOSYSTEM", "1")
+			for _, who := range []string{"AUTHOR", "COMMITTER"} {
+				env.Setenv("GIT_"+who+"_NAME", "Ada")
+				env.Setenv("GIT_"+who+"_EMAIL", "ada@example.com")
+			}
+			if err := os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755); err != nil {
+				return err
+			}
+			env.Defer(func() { cleanUp(t, bin, home, before) })
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"code":       scriptCode,
+			"eventually": scriptEventually,
+			"killall":    scriptKillAll,
+			"killdaemon": scriptKillDaemon,
+			"unpath":     scriptUnpath,
+		},
+	})
+}
+
+// cleanUp ends what a script left running on purpose, and complains about the rest.
+func cleanUp(t *testing.T, bin testenv.Binaries, home string, before *testenv.Snapshot) {
+	cmd := exec.Command(bin.Warren, "shutdown", "--sandboxes")
+	cmd.Env = append(os.Environ(), "WARREN_HOME="+home, "WARREN_URL=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("shutdown: %v\n%s", err, out)
+	}
+	log, _ := os.ReadFile(logPath(home))
+	if err := os.RemoveAll(home); err != nil {
+		t.Errorf("remove the data directory: %v", err)
+	}
+	if left := before.WaitClean(15 * time.Second); len(left) > 0 {
+		t.Errorf("left behind:\n  %s\nlog:\n%s", strings.Join(left, "\n  "), log)
+	} else if t.Failed() {
+		t.Logf("log of the daemon:\n%s", log)
+	}
+}
+
+func scriptCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: code N [-stdin FILE] COMMAND…")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+func scriptEventually(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: eventually COMMAND…")
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := ts.Exec(args[0], args[1:]...)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("still fails after 30 s: %v", err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// sandboxPIDs finds the host processes of a sandbox by its control group, which carries its id.
+func sandboxPIDs(id string) ([]int, error) {
+	groups, err := filepath.Glob("/proc/[0-9]*/cgroup")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, name := range groups {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			continue // ended meanwhile
+		}
+		for _, line := range strings.Split(string(data), "\n") {
+			if strings.HasSuffix(line, "/"+id) {
+				pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+				if err != nil {
+					return nil, err
+				}
+				pids = append(pids, pid)
+				break
+			}
+		}
+	}
+	return pids, nil
+}
+
+func scriptKillAll(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: killall FILE")
+	}
+	id := strings.TrimSpace(ts.ReadFile(args[0]))
+	if len(id) < 12 {
+		ts.Fatalf("%q is no whole id", id)
+	}
+	pids, err := sandboxPIDs(id)
+	ts.Check(err)
+	if len(pids) == 0 {
+		ts.Fatalf("sandbox %s has no process", id)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			ts.Fatalf("kill %d: %v", pid, err)
+		}
+	}
+}
+
+func scriptKillDaemon(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: killdaemon")
+	}
+	dir := ts.Getenv("WARREN_HOME")
+	pid, err := daemonPID(dir)
+	ts.Check(err)
+	if pid == 0 {
+		ts.Fatalf("no daemon runs")
+	}
+	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		now, err := daemonPID(dir)
+		ts.Check(err)
+		if now != pid {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("the daemon %d does not die", pid)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func scriptUnpath(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: unpath FILE")
+	}
+	text := strings.ReplaceAll(ts.ReadFile(args[0]), ts.Getenv("WARREN_HOME"), "$WARREN_HOME")
+	fmt.Fprint(ts.Stdout(), text)
+}

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# The main job on real input, with real output and the time of each step: from this very repository to a diff, through the death of the
+# sandbox, to a commit. Everything it makes is private to it and gone at its end, but for Go's build cache of earlier runs in .cache/demo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+export PATH="$root/bin:$PATH"
+unset WARREN_URL WARREN_TOKEN
+WARREN_HOME=$(mktemp -d /tmp/warren-demo.XXXXXX)
+export WARREN_HOME
+began=$(date +%s%N)
+
+if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' off=$'\e[0m'; else bold='' dim='' off=''; fi
+
+now() { date +%s%N; }
+seconds() { awk -v ns="$1" 'BEGIN { printf "%.2f s", ns / 1e9 }'; }
+
+# step TITLE: begins a step and ends the one before.
+last='' at=0
+times=()
+finish() {
+	[ -z "$last" ] || {
+		local took
+		took=$(seconds $(($(now) - at)))
+		times+=("$(printf '%10s  %s' "$took" "$last")")
+		printf '%s   took %s%s\n' "$dim" "$took" "$off"
+	}
+	last=''
+}
+step() {
+	finish
+	last=$1 at=$(now)
+	printf '\n%s== %s%s\n' "$bold" "$1" "$off"
+}
+# show COMMAND…: prints a command and runs it.
+show() {
+	printf '%s$' "$dim"
+	printf ' %q' "$@"
+	printf '%s\n' "$off"
+	"$@"
+}
+
+# The host's processes of one sandbox: those in the control group that carries its id.
+pids_of() {
+	local f
+	for f in /proc/[0-9]*/cgroup; do
+		if grep -qs "/$1\$" "$f"; then
+			f=${f#/proc/}
+			echo "${f%/cgroup}"
+		fi
+	done
+}
+
+cleanup() {
+	local code=$?
+	if [ -d "$WARREN_HOME" ]; then
+		[ $code = 0 ] || { echo "demo: failed; the end of the daemon's log:"; tail -n 20 "$WARREN_HOME/logs/daemon.log" || true; }
+		warren shutdown --sandboxes >/dev/null 2>&1 || true
+		rm -rf "$WARREN_HOME"
+	fi
+	exit $code
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+modules=$(go env GOMODCACHE)
+buildcache=$root/.cache/demo/go-build
+mkdir -p "$modules" "$buildcache"
+mounts=(--mount "$modules:/home/user/go/pkg/mod:ro" --mount "$buildcache:/home/user/.cache/go-build:rw")
+# Nothing is fetched inside: a sandbox has no network.
+goenv=(-e GOPROXY=off -e GOTOOLCHAIN=local -e GOFLAGS=-buildvcs=false -e CGO_ENABLED=0 -e "PATH=$(dirname "$(readlink -f "$(command -v go)")"):/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+packages=(./internal/config ./script/testsum ./internal/failpoint)
+
+step "Look at the host"
+show warren doctor
+
+step "Start the daemon and clone this repository into the cache"
+show warren repo fetch "$root"
+show warren repo ls
+
+step "Create a sandbox from it"
+show warren create --name fix --repo "$root" --keep-workspace "${mounts[@]}" "${goenv[@]}"
+show warren inspect fix --timing
+show warren exec fix -- sh -c 'uname -sr; id -un; pwd; git log --oneline -1; ls'
+
+step "go vet in the sandbox: ${packages[*]}"
+show warren exec fix -- go vet "${packages[@]}"
+
+step "Tests in the sandbox: ${packages[*]}"
+show warren exec fix -- go test "${packages[@]}"
+
+step "Edit files inside"
+show warren exec fix -- sh -c 'echo "Edited in a sandbox." >> CONTRIBUTING.md && printf "package main\n\nfunc main() { println(\"made inside\") }\n" > hello.go'
+show warren exec fix -- go run hello.go
+
+step "The diff, on the host"
+show warren diff fix --stat
+show warren diff fix
+
+step "Kill the sandbox's processes from the host with SIGKILL"
+id=$(warren ls -q)
+workspace=$(warren inspect fix --json | sed 's/.*"workspaceId":"\([^"]*\)".*/\1/')
+pids=$(pids_of "$id")
+[ -n "$pids" ] || { echo "demo: sandbox $id has no process on the host"; exit 1; }
+echo "processes of $id: $(echo $pids)"
+# shellcheck disable=SC2086
+show kill -KILL $pids
+for _ in $(seq 200); do
+	[ "$(warren ls -q --state failed)" = "$id" ] && break
+	sleep 0.05
+done
+show warren ls
+show warren rm fix
+
+step "A new sandbox on the same workspace: the edit is there"
+show warren create --name again --workspace "$workspace" "${mounts[@]}" "${goenv[@]}"
+show warren exec again -- git status --short
+show warren exec again -- go run hello.go
+
+step "Commit to a branch that the host's git sees"
+show warren commit again -m "Edit from a sandbox" --branch warren/demo --author "Ada <ada@example.com>"
+mirror=$(warren repo ls --json | sed 's/.*"path":"\([^"]*\)".*/\1/')
+show git --git-dir="$mirror" log --stat -1 --format='%h %an: %s' warren/demo
+
+step "Clean up: nothing is left"
+show warren rm again
+show warren workspace rm "$workspace"
+show warren shutdown --sandboxes
+# Whatever names the data directory in its arguments, or has a file of it open, or is mounted from it.
+left=0
+for p in /proc/[0-9]*; do
+	[ "$p" = "/proc/$$" ] && continue
+	if tr '\0' '\n' <"$p/cmdline" 2>/dev/null | grep -qF "$WARREN_HOME"; then
+		echo "left: process ${p#/proc/}: $(tr '\0' ' ' <"$p/cmdline")"
+		left=1
+	fi
+done
+if grep -F "$WARREN_HOME" /proc/mounts; then left=1; fi
+if pids_of "$id" | grep .; then left=1; fi
+[ -z "$(ls -A "$WARREN_HOME/workspaces")" ] || { echo "left: workspaces"; left=1; }
+rm -rf "$WARREN_HOME"
+[ $left = 0 ] || exit 1
+echo "no process, no mount, no workspace"
+finish
+
+printf '\n%sTimes%s\n' "$bold" "$off"
+printf '%s\n' "${times[@]}"
+printf '%10s  %s\n' "$(seconds $(($(now) - began)))" "all"
+echo "PASS: demo"
