@@ -15,7 +15,7 @@ type Layout struct {
 	Format string
 	// Bare repositories have no work tree.
 	Bare bool
-	// Config is added to the configuration, as text.
+	// Config is added to the configuration as text; it begins in the section core.
 	Config string
 	// Alternates are object directories to borrow from, one per line of objects/info/alternates.
 	Alternates []string
@@ -33,10 +33,10 @@ func Init(root *os.Root, l Layout, own func(name string) error) error {
 	if !l.Bare {
 		config.WriteString("\tlogallrefupdates = true\n")
 	}
+	config.WriteString(l.Config)
 	if version == 1 {
 		config.WriteString("[extensions]\n\tobjectformat = sha256\n")
 	}
-	config.WriteString(l.Config)
 
 	for _, d := range []string{"objects", "objects/info", "objects/pack", "refs", "refs/heads", "refs/tags", "info"} {
 		if err := root.Mkdir(d, 0o755); err != nil && !os.IsExist(err) {

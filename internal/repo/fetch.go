@@ -238,7 +238,7 @@ func initBare(dir, format string, alternates []string) error {
 	return git.Init(root, git.Layout{
 		Head: "ref: refs/heads/none", Format: format, Bare: true, Alternates: alternates,
 		// The maintenance of the host's own git must not drop what workspaces borrow, if somebody works in here.
-		Config: "\tsharedrepository = 0644\n[gc]\n\tauto = 0\n\tpruneExpire = never\n[maintenance]\n\tauto = false\n[core]\n\tlogAllRefUpdates = true\n",
+		Config: "\tsharedrepository = 0644\n\tbigFileThreshold = 32m\n[gc]\n\tauto = 0\n\tpruneExpire = never\n[maintenance]\n\tauto = false\n[core]\n\tlogAllRefUpdates = true\n",
 	}, own)
 }
 

@@ -1,6 +1,7 @@
 package repo
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -153,11 +154,15 @@ func (c *Cache) Missing(ctx context.Context, id warren.RepoID, commit string) (i
 	if !git.IsObjectID(commit) {
 		return nil, fmt.Errorf("commit %q: %w", clip(commit), warren.ErrInvalid)
 	}
+	have, err := command(r.Dir, "for-each-ref", "--format=^%(objectname)", "refs/remotes/origin", "refs/tags", "refs/warren").Output(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	pr, pw := io.Pipe()
 	p := &git.Cmd{
 		Dir: r.Dir, Args: []string{"pack-objects", "--revs", "--thin", "--stdout", "--quiet", "--delta-base-offset"},
-		Stdin: strings.NewReader(commit + "\n--not\n--remotes=origin\n--tags\n"), Stdout: pw,
+		Stdin: io.MultiReader(strings.NewReader(commit+"\n"), bytes.NewReader(have)), Stdout: pw,
 		Alternates: []string{r.Objects}, Confine: c.confine(),
 	}
 	done := make(chan struct{})

@@ -106,7 +106,8 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 	if files == 0 {
 		return nil, fmt.Errorf("workspace %s has no changes since commit %.12s: %w", id, parent, warren.ErrState)
 	}
-	mk := s.confined(id, m, sc, "commit-tree", snap.tree, "-p", parent, "-F", "-")
+	// The tree of a commit where nothing differs from the base is the base's.
+	mk := s.confined(id, m, sc, "commit-tree", snap.tree+"^{tree}", "-p", parent, "-F", "-")
 	mk.Env = env
 	mk.Stdin = strings.NewReader(strings.TrimRight(o.Message, "\n") + "\n")
 	commit, err := mk.Line(ctx)

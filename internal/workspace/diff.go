@@ -61,6 +61,9 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 	} else {
 		diff.Args = append(diff.Args, "-p", "--binary")
 	}
+	if base == snap.tree {
+		return nil
+	}
 	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
 	diff.Stdout = w
 	return diff.Run(ctx)
@@ -88,11 +91,15 @@ func (s *Store) baseTree(ctx context.Context, id warren.WorkspaceID, m *meta, sc
 	return c.Line(ctx)
 }
 
-// snap is the state of a workspace's files, as a tree in the scratch directory's objects.
+// snap is the state of a workspace's files.
 type snap struct {
+	// tree is a tree in the scratch directory's objects, or the base commit when nothing changed.
 	tree  string
 	notes []string // about what git cannot carry
 }
+
+// unchanged reports whether the files are those of the base.
+func (c *changes) unchanged() bool { return len(c.add)+len(c.gone)+len(c.nested) == 0 }
 
 // attempts is how often a snapshot is begun anew because files changed or vanished under it.
 const attempts = 4
@@ -199,6 +206,9 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		if err := c.Run(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if ch.unchanged() && m.Commit != "" {
+		return &snap{tree: m.Commit, notes: ch.notes}, nil
 	}
 	tree, err := s.confined(id, m, sc, "write-tree").Line(ctx)
 	if err != nil {

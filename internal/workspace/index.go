@@ -22,7 +22,6 @@ type index struct {
 	raw     []byte
 	sum     func() hash.Hash
 	entries []entry
-	end     int // of the entries
 }
 
 // entry is a file in an index; at is where it begins.
@@ -65,35 +64,35 @@ func parseIndex(raw []byte, format string) (*index, error) {
 	if at > limit {
 		return nil, errIndex
 	}
-	x.end = at
 	return x, nil
 }
 
-// seal returns the index with a fresh checksum and without extensions, which are caches.
+// seal returns the index with a fresh checksum.
 func (x *index) seal() []byte {
-	out := bytes.Clone(x.raw[:x.end])
 	h := x.sum()
+	out := bytes.Clone(x.raw[:len(x.raw)-h.Size()])
 	h.Write(out)
 	return h.Sum(out)
 }
 
-// settle makes both indexes right after a checkout. Git takes a file whose time is not before that of the index for one
+// settle makes the index right after a checkout, for us and for inside. Git takes a file whose time is not before that of the index for one
 // that may have changed in between, and reads it again; after a checkout that would be all of them, at each status
 // until the index is written anew. So the files' times are set two seconds back, and the entries say so. A file that is not as git
 // wrote it keeps its entry, which no longer fits, and will be read.
 //
-// Ours keeps the host's inode, owner and change time, which nobody in a sandbox can set.
-func (s *Store) settle(id warren.WorkspaceID, m *meta, raw []byte) (ours, theirs []byte, err error) {
+// The host's git compares inode, owner and change time too, which nobody in a sandbox can set. The git inside sees
+// others than these and is told to compare size and time only.
+func (s *Store) settle(id warren.WorkspaceID, m *meta, raw []byte) ([]byte, error) {
 	x, err := parseIndex(raw, m.Format)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	t := time.Now().Add(-2 * time.Second).Truncate(time.Second)
 	ts := unix.NsecToTimespec(t.UnixNano())
 	times := []unix.Timespec{ts, ts}
 	w, err := newWalker(s.files(id))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer w.close()
 	for _, e := range x.entries {
@@ -105,7 +104,7 @@ func (s *Store) settle(id warren.WorkspaceID, m *meta, raw []byte) (ours, theirs
 			if vanished(err) {
 				continue
 			}
-			return nil, nil, err
+			return nil, err
 		}
 		b := x.raw[e.at:]
 		var st unix.Stat_t
@@ -114,10 +113,10 @@ func (s *Store) settle(id warren.WorkspaceID, m *meta, raw []byte) (ours, theirs
 			continue
 		}
 		if err := unix.UtimesNanoAt(dir, base, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		be := binary.BigEndian
 		be.PutUint32(b[0:], uint32(st.Ctim.Sec))
@@ -125,8 +124,7 @@ func (s *Store) settle(id warren.WorkspaceID, m *meta, raw []byte) (ours, theirs
 		be.PutUint32(b[8:], uint32(st.Mtim.Sec))
 		be.PutUint32(b[12:], uint32(st.Mtim.Nsec))
 	}
-	ours = x.seal()
-	return ours, ours, nil
+	return x.seal(), nil
 }
 
 // sameStat reports whether a file is as the index entry says.

@@ -119,11 +119,10 @@ func (s *Store) checkout(ctx context.Context, id warren.WorkspaceID, m *meta) er
 	if err != nil {
 		return err
 	}
-	ours, theirs, err := s.settle(id, m, index)
-	if err != nil {
+	if index, err = s.settle(id, m, index); err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(s.dir(id), "git"), "index", ours, 0o644, false); err != nil {
+	if err := writeFile(filepath.Join(s.dir(id), "git"), "index", index, 0o644, false); err != nil {
 		return err
 	}
 	if err := s.insideObjects(ctx, id, m); err != nil {
@@ -134,7 +133,7 @@ func (s *Store) checkout(ctx context.Context, id warren.WorkspaceID, m *meta) er
 		return err
 	}
 	defer root.Close()
-	if err := root.WriteFile(".git/index", theirs, 0o644); err != nil {
+	if err := root.WriteFile(".git/index", index, 0o644); err != nil {
 		return err
 	}
 	return s.own(root, ".git/index")
