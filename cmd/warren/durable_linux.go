@@ -87,7 +87,7 @@ func repoOf(r *repo.Repo) *engine.Repo {
 }
 
 func (c repos) Fetch(ctx context.Context, url string, o engine.FetchOptions) (*engine.Repo, error) {
-	r, err := c.c.Fetch(ctx, url, repo.FetchOptions{Ref: o.Ref, Force: o.Force, Progress: o.Progress})
+	r, err := c.c.Fetch(ctx, url, repo.FetchOptions{Ref: o.Ref, Force: o.Force, HostCredentials: o.HostCredentials, Progress: o.Progress})
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (w workspaces) Commit(ctx context.Context, id warren.WorkspaceID, o engine.
 }
 
 func (w workspaces) Push(ctx context.Context, id warren.WorkspaceID, o engine.PushOptions) (*engine.PushResult, error) {
-	p, err := w.s.Push(ctx, id, workspace.PushOptions{Branch: o.Branch, RemoteBranch: o.RemoteBranch, Force: o.Force})
+	p, err := w.s.Push(ctx, id, workspace.PushOptions{Branch: o.Branch, RemoteBranch: o.RemoteBranch, Force: o.Force, HostCredentials: o.HostCredentials})
 	if err != nil {
 		return nil, err
 	}

@@ -78,7 +78,7 @@ func cleanUp(t *testing.T, bin testenv.Binaries, home string, before *testenv.Sn
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("shutdown: %v\n%s", err, out)
 	}
-	log, _ := os.ReadFile(logPath(home))
+	log := remarks(home)
 	if err := os.RemoveAll(home); err != nil {
 		t.Errorf("remove the data directory: %v", err)
 	}
@@ -87,6 +87,18 @@ func cleanUp(t *testing.T, bin testenv.Binaries, home string, before *testenv.Sn
 	} else if t.Failed() {
 		t.Logf("log of the daemon:\n%s", log)
 	}
+}
+
+// remarks returns the log of the daemon without its lines about requests.
+func remarks(home string) string {
+	log, _ := os.ReadFile(logPath(home))
+	var b strings.Builder
+	for line := range strings.Lines(string(log)) {
+		if !strings.Contains(line, `"msg":"request"`) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 func scriptCode(ts *testscript.TestScript, neg bool, args []string) {

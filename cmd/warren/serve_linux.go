@@ -231,7 +231,13 @@ func serve(ctx context.Context, cfg config.Config, logTo io.Writer) (err error) 
 func newLogger(cfg config.Config, to io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
-	opts := &slog.HandlerOptions{Level: level}
+	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		// The JSON handler would write a duration as a bare number of nanoseconds.
+		if a.Value.Kind() == slog.KindDuration {
+			a.Value = slog.StringValue(a.Value.Duration().String())
+		}
+		return a
+	}}
 	if cfg.LogFormat == "text" || cfg.LogFormat == "" && isTerminal(to) {
 		return slog.New(slog.NewTextHandler(to, opts))
 	}
