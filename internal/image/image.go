@@ -61,7 +61,9 @@ type Store struct {
 	host   *hostroot.Host
 	limits unpack.Limits
 	keys   authn.Keychain
-	hook   func(step string)
+	// pause is how long a download that broke off waits for its first retry.
+	pause time.Duration
+	hook  func(step string)
 }
 
 // Image is a root file system that a sandbox can start from.
@@ -91,7 +93,7 @@ func Open(o Options) (*Store, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{dir: o.Dir, base: o.IDBase, log: o.Logger, limits: o.Limits, keys: o.Keychain}
+	s := &Store{dir: o.Dir, base: o.IDBase, log: o.Logger, limits: o.Limits, keys: o.Keychain, pause: 200 * time.Millisecond}
 	for _, d := range []string{"", "blobs", "blobs/sha256", "layers", "refs", "locks", "host"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, d), 0o700); err != nil {
 			return nil, fmt.Errorf("open the image store: %w", storeError(err))

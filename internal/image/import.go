@@ -122,8 +122,9 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// archiveName matches the files of OCI layouts and docker save: those of today and the directories of layers that older ones have.
-var archiveName = regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|repositories|blobs/sha256/[0-9a-f]{64}|[0-9a-f]{64}\.json|[0-9a-f]{64}/(layer\.tar|json|VERSION))$`)
+// archiveName matches the files of OCI layouts and docker save: those of today, the directories of layers that older ones have,
+// and the flat names that other tools write in its place.
+var archiveName = regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|repositories|blobs/sha256/[0-9a-f]{64}|(sha256:)?[0-9a-f]{64}(\.json|\.tar|\.tar\.gz)?|[0-9a-f]{64}/(layer\.tar|json|VERSION))$`)
 
 // sniff tells an archive of layers from a root file system by its first file.
 func sniff(r io.Reader) (bool, error) {
@@ -400,7 +401,7 @@ func (a *archive) dockerSave(rec *record) (raw []byte, open func(v1.Descriptor) 
 		return nil, nil, nil, err
 	}
 	rec.Digest = digestOf(raw)
-	if name := strings.TrimSuffix(path.Base(m.Config), ".json"); isHex(name) && "sha256:"+name != rec.Digest {
+	if name := strings.TrimPrefix(strings.TrimSuffix(path.Base(m.Config), ".json"), "sha256:"); isHex(name) && "sha256:"+name != rec.Digest {
 		return nil, nil, nil, fmt.Errorf("%w: the image's configuration %s is not what its name says", warren.ErrInvalid, short(name))
 	}
 	if rec.Name == "" && len(m.RepoTags) > 0 {

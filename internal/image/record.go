@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -45,11 +46,14 @@ type layerInfo struct {
 // key makes a name canonical, so that debian, debian:latest and docker.io/library/debian:latest are one.
 func key(ref string) (string, error) {
 	r, err := name.ParseReference(ref)
-	if err != nil {
+	if err != nil || !repositoryName.MatchString(r.Context().RepositoryStr()) || strings.HasPrefix(r.Context().RegistryStr(), ".") {
 		return "", fmt.Errorf("image name %q: %w: a name looks like debian:12, ghcr.io/owner/name:tag or name@sha256:…", ref, warren.ErrInvalid)
 	}
 	return r.Name(), nil
 }
+
+// repositoryName is Docker's own rule, which go-containerregistry does not hold to in full.
+var repositoryName = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
 // newName checks a name that an image is to get.
 func newName(n string) (string, error) {

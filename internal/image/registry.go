@@ -264,7 +264,7 @@ func (s *Store) blob(ctx context.Context, r *repository, d v1.Descriptor, progre
 		select {
 		case <-ctx.Done():
 			err = ctx.Err()
-		case <-time.After(time.Duration(try*try) * 200 * time.Millisecond):
+		case <-time.After(time.Duration(try*try) * s.pause):
 			continue
 		}
 		break

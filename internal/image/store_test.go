@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -154,6 +155,7 @@ func openStore(t testing.TB, dir string) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.pause = time.Millisecond
 	t.Cleanup(func() { s.Close() })
 	return s
 }
