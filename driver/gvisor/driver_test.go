@@ -73,9 +73,6 @@ func newEnv(t testing.TB) *env {
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 		Debug:  os.Getenv("GVISOR_DEBUG") != "",
 	}
-	if rt := os.Getenv("WARREN_RT"); rt != "" {
-		e.opts.RuntimePath = rt
-	}
 	e.root = hostRoot(t)
 	e.open()
 	t.Cleanup(e.close)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
-	"gvisor.dev/gvisor/runsc/container"
+	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
 )
 
 // guestPort is warren.GuestPort.
@@ -196,15 +196,18 @@ func socketPair() (net.Conn, *os.File, error) {
 }
 
 // reattach opens a channel to a running guest through its TCP port, for a keeper that did not start it.
-func reattach(c *container.Container, token string) (*channel, error) {
+func reattach(kernel *gsandbox.Sandbox, token string) (*channel, error) {
+	if kernel == nil {
+		return nil, errors.New("the sandbox has ended")
+	}
 	conn, other, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
 	defer other.Close()
-	err = c.Sandbox.PortForward(&boot.PortForwardOpts{
+	err = kernel.PortForward(&boot.PortForwardOpts{
 		FilePayload: urpc.FilePayload{Files: []*os.File{other}},
-		ContainerID: c.ID,
+		ContainerID: kernel.ID,
 		Port:        guestPort,
 	})
 	if err != nil {

@@ -53,8 +53,11 @@ func (k *Keeper) watchDeath(s *sandbox) error {
 func (k *Keeper) exitOf(s *sandbox, pidfd int) *protocol.Exit {
 	e := &protocol.Exit{Time: time.Now().UTC()}
 	ws, known := exitStatus(pidfd)
+	s.mu.Lock()
+	oom := s.outOfMemory || s.group.oomKills() > 0
+	s.mu.Unlock()
 	switch {
-	case s.group.oomKills() > 0:
+	case oom:
 		e.Reason = reasonOOM
 		e.Message = fmt.Sprintf("killed: out of memory (limit %s and %s for the sandbox's kernel)",
 			size(s.meta.Limits.Memory), size(memoryHeadroom(s.meta.Limits.Memory)))
@@ -214,7 +217,7 @@ func (k *Keeper) takeOver() error {
 		if validID(d.Name()) != nil {
 			continue
 		}
-		s := &sandbox{id: d.Name(), cancel: func() {}, created: done, died: make(chan struct{}), meta: *loadMeta(d.Name())}
+		s := &sandbox{id: d.Name(), cancel: func() {}, created: done, died: make(chan struct{}), attach: make(chan struct{}, 1), meta: *loadMeta(d.Name())}
 		if s.group = s.meta.Group; s.group == nil {
 			s.group = k.cgroups.group(s.id)
 		}
@@ -252,7 +255,7 @@ func (k *Keeper) resume(s *sandbox) {
 		if !s.meta.Gofer.alive() {
 			cont.GoferPid.Store(0)
 		}
-		s.cont = cont
+		s.cont, s.kernel = cont, cont.Sandbox
 	} else {
 		k.log.Error("load a sandbox", "sandbox", s.id, "error", err)
 	}
@@ -262,6 +265,9 @@ func (k *Keeper) resume(s *sandbox) {
 	}
 	if err := k.watchDeath(s); err != nil {
 		k.log.Error("watch a sandbox", "sandbox", s.id, "error", err)
+	}
+	if err := k.guardMemory(s); err != nil {
+		k.log.Error("watch a sandbox's memory", "sandbox", s.id, "error", err)
 	}
 	k.log.Info("took over", "sandbox", s.id)
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
+	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
 
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 )
@@ -36,9 +37,13 @@ type sandbox struct {
 	meta     meta
 	deleting bool
 	channel  *channel
-	attach   sync.Mutex // held while a channel is opened anew
+	kernel   *gsandbox.Sandbox // of cont, which forgets it when it is destroyed
+	attach   chan struct{}     // holds a value while a channel is opened anew
 	died     chan struct{}
 	group    cgroup
+	guard    *oomGuard
+	// outOfMemory says that the keeper ended the sandbox for memory.
+	outOfMemory bool
 }
 
 func (s *sandbox) currentState() string {
@@ -127,6 +132,9 @@ func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.Fi
 	if err := k.watchDeath(s); err != nil {
 		return err
 	}
+	if err := k.guardMemory(s); err != nil {
+		return fmt.Errorf("watch the sandbox's memory: %w", err)
+	}
 	k.log.Info("created", "sandbox", s.id, "mounts", t1.Sub(t0), "total", time.Since(t0))
 	go k.warm()
 	return nil
@@ -174,6 +182,7 @@ func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandb
 	k.ranges[i] = true
 	s := &sandbox{
 		id: spec.ID, cancel: cancel, created: make(chan struct{}), died: make(chan struct{}),
+		attach: make(chan struct{}, 1),
 		meta: meta{
 			ID: spec.ID, State: stateCreating, Range: i, Token: rand.Text(), Limits: spec.Limits,
 			Labels: spec.Labels, Created: time.Now().UTC(), Group: k.cgroups.group(spec.ID),
@@ -213,7 +222,7 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 		host.Close()
 		return k.bootFailed(s, "create", err)
 	}
-	s.cont = cont
+	s.cont, s.kernel = cont, cont.Sandbox
 	t1 := time.Now()
 	s.meta.Sandbox = processOf(cont.Sandbox.Getpid())
 	s.meta.Gofer = processOf(cont.GoferPid.Load())
@@ -313,6 +322,9 @@ func (k *Keeper) destroy(s *sandbox) error {
 
 // endRuntime ends the processes and removes what gVisor and the kernel hold for them. The files stay.
 func (k *Keeper) endRuntime(s *sandbox) error {
+	s.mu.Lock()
+	s.guard.close()
+	s.mu.Unlock()
 	if s.cont != nil {
 		if err := s.cont.Destroy(); err != nil {
 			return fmt.Errorf("destroy the sandbox: %w", err)
@@ -463,7 +475,7 @@ func (k *Keeper) dial(ctx context.Context, id string, port uint16) (*channel, *y
 		if err != nil {
 			return nil, nil, err
 		}
-		ch, err := s.open()
+		ch, err := s.open(ctx)
 		if err == nil {
 			var st *yamux.Stream
 			if st, err = ch.dial(port, ctx.Done()); err == nil {
@@ -486,19 +498,45 @@ func (k *Keeper) dial(ctx context.Context, id string, port uint16) (*channel, *y
 }
 
 // open returns the sandbox's channel, a new one if the old has ended.
-func (s *sandbox) open() (*channel, error) {
-	s.attach.Lock()
-	defer s.attach.Unlock()
+func (s *sandbox) open(ctx context.Context) (*channel, error) {
 	s.mu.Lock()
-	ch, cont, token := s.channel, s.cont, s.meta.Token
+	ch := s.channel
 	s.mu.Unlock()
 	if !ch.closed() {
 		return ch, nil
 	}
-	if cont == nil {
-		return nil, errors.New("the sandbox has ended")
+	select {
+	case s.attach <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	ch, err := reattach(cont, token)
+	type result struct {
+		ch  *channel
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		defer func() { <-s.attach }()
+		ch, err := s.reopen()
+		done <- result{ch, err}
+	}()
+	select {
+	case r := <-done:
+		return r.ch, r.err
+	case <-ctx.Done(): // a sandbox that stands still answers late, and nobody must wait for it
+		return nil, ctx.Err()
+	}
+}
+
+// reopen opens a new channel, unless somebody else was first.
+func (s *sandbox) reopen() (*channel, error) {
+	s.mu.Lock()
+	ch, kernel, token := s.channel, s.kernel, s.meta.Token
+	s.mu.Unlock()
+	if !ch.closed() {
+		return ch, nil
+	}
+	ch, err := reattach(kernel, token)
 	if err != nil {
 		return nil, err
 	}

@@ -13,9 +13,11 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -30,6 +32,7 @@ func main() {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(204) })
 	mux.HandleFunc("POST /run", run)
+	mux.HandleFunc("POST /warren/oom", oom)
 	go http.Serve(trusted, mux)
 
 	f := os.NewFile(3, "channel")
@@ -73,6 +76,28 @@ func run(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Exit", fmt.Sprint(cmd.ProcessState.ExitCode()))
 	w.Write(out)
+}
+
+// oom kills the process with the most memory, or with TESTGUEST_STUBBORN set does nothing for ever.
+func oom(w http.ResponseWriter, r *http.Request) {
+	if os.Getenv("TESTGUEST_STUBBORN") != "" {
+		select {}
+	}
+	most, victim := 0, 0
+	files, _ := filepath.Glob("/proc/[0-9]*/statm")
+	for _, f := range files {
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		b, _ := os.ReadFile(f)
+		if fields := strings.Fields(string(b)); pid != 1 && len(fields) > 1 {
+			if n, _ := strconv.Atoi(fields[1]); n > most {
+				most, victim = n, pid
+			}
+		}
+	}
+	if victim > 0 {
+		syscall.Kill(victim, syscall.SIGKILL)
+	}
+	w.WriteHeader(204)
 }
 
 type listener struct{ conns chan net.Conn }

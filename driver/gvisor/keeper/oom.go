@@ -1,0 +1,158 @@
+//go:build linux
+
+package keeper
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The guest keeps its processes below the limit by looking at their use from time to time. A program that allocates
+// faster than the guest looks reaches the limit of the control group, where the kernel would kill the sandbox as a
+// whole: to it the sandbox is one program. On version 1 of control groups the keeper can be asked instead. The kernel
+// then stops whoever needs memory, the keeper lends some, has the guest kill its largest process, and takes the loan
+// back. A sandbox whose guest does not do so in time is ended. The kernel's own choice would be one of the processes that
+// share the sandbox's memory, whose end frees nothing.
+
+const (
+	// oomAnswer is how long the guest may take, and oomShrink how long until the memory is free.
+	oomAnswer = 3 * time.Second
+	oomShrink = 3 * time.Second
+)
+
+// oomLoan is what is lent to let the guest act.
+func oomLoan(limit int64) int64 { return 32<<20 + limit/8 }
+
+// oomGuard watches one control group.
+type oomGuard struct {
+	dir   string
+	event *os.File
+	once  sync.Once
+}
+
+// guardMemory starts to watch a sandbox's memory. On a host without version 1 of the memory controller it does
+// nothing, and the kernel decides.
+func (k *Keeper) guardMemory(s *sandbox) error {
+	dir := s.group["memory"]
+	if dir == "" {
+		return nil
+	}
+	control, err := os.Open(filepath.Join(dir, "memory.oom_control"))
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	g := &oomGuard{dir: dir, event: os.NewFile(uintptr(fd), "oom")}
+	line := fmt.Sprintf("%d %d", fd, control.Fd())
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.event_control"), []byte(line), 0); err != nil {
+		g.close()
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "memory.oom_control"), []byte("1"), 0); err != nil {
+		g.close()
+		return err
+	}
+	s.mu.Lock()
+	s.guard = g
+	s.mu.Unlock()
+	go func() {
+		defer g.close()
+		var count [8]byte
+		for {
+			// What happened before the watch began, or before this keeper, makes no event.
+			for g.underOOM() {
+				if err := k.relieve(s, g); err != nil {
+					k.log.Warn("the guest did not free memory; the sandbox is ended", "sandbox", s.id, "error", err)
+					s.mu.Lock()
+					s.outOfMemory = true
+					s.mu.Unlock()
+					kill(s.meta.Sandbox)
+					return
+				}
+			}
+			if _, err := g.event.Read(count[:]); err != nil {
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+func (g *oomGuard) close() {
+	if g != nil {
+		g.once.Do(func() { g.event.Close() })
+	}
+}
+
+func (g *oomGuard) underOOM() bool {
+	return readKey(filepath.Join(g.dir, "memory.oom_control"), "under_oom") == 1
+}
+
+// relieve has the guest kill its largest process, with memory lent for the time.
+func (k *Keeper) relieve(s *sandbox, g *oomGuard) error {
+	limit := s.meta.Limits.Memory + memoryHeadroom(s.meta.Limits.Memory)
+	setLimit := func(n int64) error {
+		return os.WriteFile(filepath.Join(g.dir, "memory.limit_in_bytes"), []byte(strconv.FormatInt(n, 10)), 0)
+	}
+	k.log.Info("out of memory; the guest is asked to kill its largest process", "sandbox", s.id)
+	if err := setLimit(limit + oomLoan(s.meta.Limits.Memory)); err != nil {
+		return err
+	}
+	asked := time.Now()
+	err := k.askGuest(s)
+	answered := time.Now()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		k.log.Info("memory is freed", "sandbox", s.id, "answer", answered.Sub(asked), "shrink", time.Since(answered))
+	}()
+	// A lower limit than what is in use makes the kernel reclaim, and fails while it cannot.
+	for deadline := time.Now().Add(oomShrink); ; time.Sleep(5 * time.Millisecond) {
+		serr := setLimit(limit)
+		if serr == nil || errors.Is(serr, unix.ENOENT) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return serr
+		}
+	}
+}
+
+// askGuest calls POST /warren/oom on the trusted channel.
+func (k *Keeper) askGuest(s *sandbox) error {
+	ctx, cancel := context.WithTimeout(context.Background(), oomAnswer)
+	defer cancel()
+	ch, stream, err := k.dial(ctx, s.id, guestPort)
+	if err != nil {
+		return err
+	}
+	defer ch.reset(stream)
+	stream.SetDeadline(time.Now().Add(oomAnswer))
+	if _, err := fmt.Fprint(stream, "POST /warren/oom HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"); err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(stream), nil)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusNoContent {
+		return fmt.Errorf("guest answered %s", resp.Status)
+	}
+	return nil
+}
