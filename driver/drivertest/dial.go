@@ -287,6 +287,7 @@ func testDialSandboxDies(t *testing.T, c *ctx) {
 // wantEnd reads until the connection ends, by an end or an error other than the test's own deadline.
 func wantEnd(t testing.TB, conn net.Conn) {
 	t.Helper()
+	conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 	_, err := io.Copy(io.Discard, conn)
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {

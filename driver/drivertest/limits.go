@@ -82,7 +82,7 @@ func testLoopbackOnly(t *testing.T, c *ctx) {
 func testLimitDisk(t *testing.T, c *ctx) {
 	const limit = 64 << 20
 	g := c.guest(c.create(func(s *driver.Spec) { s.Limits.Disk = limit }))
-	r := g.Shell(c, "root", "cat /dev/zero > /var/tmp/a; for i in 1 2 3; do head -c 1000000 /dev/zero > /usr/b$i; done; cat /dev/zero > /root/c; stat -c %s /var/tmp/a /usr/b1 /usr/b2 /usr/b3 /root/c")
+	r := g.Shell(c, "root", "cat /dev/zero > /var/tmp/a; for i in 1 2 3; do head -c 1000000 /dev/zero > /usr/full$i; done; cat /dev/zero > /root/c; stat -c %s /var/tmp/a /usr/full1 /usr/full2 /usr/full3 /root/c")
 	total := int64(0)
 	for _, f := range strings.Fields(r.Stdout) {
 		n, err := strconv.ParseInt(f, 10, 64)
@@ -95,7 +95,7 @@ func testLimitDisk(t *testing.T, c *ctx) {
 		t.Errorf("%d bytes could be written, limit %d", total, limit)
 	}
 	// What is freed can be used again, and the sandbox works.
-	g.succeeds(c, "root", "rm /var/tmp/a /usr/b* /root/c && head -c 10000000 /dev/zero > /var/tmp/again")
+	g.succeeds(c, "root", "rm /var/tmp/a /usr/full* /root/c && head -c 10000000 /dev/zero > /var/tmp/again")
 }
 
 func testLimitMemory(t *testing.T, c *ctx) {

@@ -110,21 +110,21 @@ func testRootBinds(t *testing.T, c *ctx) {
 	writeFile(t, filepath.Join(dir, "b/file"), "of b")
 	id := c.create(func(s *driver.Spec) {
 		s.Root.Binds = append(append([]driver.Bind{}, s.Root.Binds...),
-			driver.Bind{Source: filepath.Join(dir, "a"), Target: "/opt/bound"},
-			driver.Bind{Target: "/opt/bound/hidden", Hide: true},
-			driver.Bind{Target: "/opt/bound/secret", Hide: true},
-			driver.Bind{Source: filepath.Join(dir, "b/file"), Target: "/opt/bound/file"},
+			driver.Bind{Source: filepath.Join(dir, "a"), Target: "/mnt"},
+			driver.Bind{Target: "/mnt/hidden", Hide: true},
+			driver.Bind{Target: "/mnt/secret", Hide: true},
+			driver.Bind{Source: filepath.Join(dir, "b/file"), Target: "/mnt/file"},
 		)
 	})
 	g := c.guest(id)
-	if got := g.succeeds(c, "root", "cat /opt/bound/file"); got != "of b" {
+	if got := g.succeeds(c, "root", "cat /mnt/file"); got != "of b" {
 		t.Errorf("the later bind does not hide the earlier: %q", got)
 	}
-	if got := g.succeeds(c, "root", "ls -A /opt/bound/hidden; cat /opt/bound/secret"); got != "" {
+	if got := g.succeeds(c, "root", "ls -A /mnt/hidden; cat /mnt/secret"); got != "" {
 		t.Errorf("hidden names show: %q", got)
 	}
 	// Writes go to the overlay or are refused; the host keeps what it has.
-	g.Shell(c, "root", "echo x > /opt/bound/file; echo x > /opt/bound/new; rm -rf /opt/bound/hidden /opt/bound/secret")
+	g.Shell(c, "root", "echo x > /mnt/file; echo x > /mnt/new; rm -rf /mnt/hidden /mnt/secret")
 	hostFile(t, filepath.Join(dir, "b/file"), "of b")
 	hostFile(t, filepath.Join(dir, "a/secret"), "secret")
 	hostFile(t, filepath.Join(dir, "a/hidden/secret"), "secret")

@@ -98,7 +98,7 @@ func Build(dir, name, pkg string) (string, error) {
 	}
 	path := filepath.Join(dir, name)
 	// go build leaves an up-to-date file alone and replaces an old one by a rename.
-	cmd := exec.Command("go", "build", "-o", path, pkg)
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, pkg)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -169,7 +169,7 @@ func fuzz(args []string) error {
 					time.Sleep(10 * time.Millisecond)
 					continue
 				}
-				timer := time.AfterFunc(2*time.Second, func() { syscall.Kill(-one.Process.Pid, syscall.SIGKILL) })
+				timer := time.AfterFunc(500*time.Millisecond, func() { syscall.Kill(-one.Process.Pid, syscall.SIGKILL) })
 				one.Wait()
 				timer.Stop()
 				syscall.Kill(-one.Process.Pid, syscall.SIGKILL)
