@@ -96,10 +96,28 @@ func (a *app) client(ctx context.Context) (*warren.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := config.CheckDataDir(dir); err != nil {
+		return nil, err
+	}
 	opts.URL = "unix://" + filepath.ToSlash(config.Socket(dir))
-	opts.Dial = a.dialDaemon(dir)
+	dial := a.dialDaemon(dir)
+	failed := make(chan error, 1)
+	opts.Dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := dial(ctx)
+		if err != nil {
+			select {
+			case failed <- err:
+			default:
+			}
+		}
+		return conn, err
+	}
 	c, err := warren.Connect(ctx, opts)
 	if err != nil {
+		select {
+		case err = <-failed: // why there is no daemon, without what the client adds for servers elsewhere
+		default:
+		}
 		return nil, err
 	}
 	a.compareVersions(c)
@@ -109,12 +127,8 @@ func (a *app) client(ctx context.Context) (*warren.Client, error) {
 // describe returns a message of one line for people. What comes from elsewhere cannot steer the terminal with it.
 func describe(err error) string {
 	msg := err.Error()
-	var op *net.OpError
-	switch {
-	case errors.Is(err, context.Canceled):
+	if errors.Is(err, context.Canceled) {
 		msg = "interrupted"
-	case errors.As(err, &op) && op.Op == "dial":
-		msg += "; check WARREN_URL and that the server runs"
 	}
 	return escape(strings.ReplaceAll(strings.TrimSpace(msg), "\n", "; "))
 }

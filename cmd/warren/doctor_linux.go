@@ -89,9 +89,8 @@ func checkDataDir(dir string) check {
 		c.Status, c.Message, c.Hint = "fail", fmt.Sprintf("%s: %v", at, err), "set WARREN_HOME to a directory that can be written"
 		return c
 	}
-	if n := len(dir); n > maxDataDir {
-		c.Status, c.Message = "fail", fmt.Sprintf("%s has %d characters", dir, n)
-		c.Hint = fmt.Sprintf("set WARREN_HOME to a path of at most %d characters: sockets lie below it", maxDataDir)
+	if err := config.CheckDataDir(dir); err != nil {
+		c.Status, c.Message, c.Hint = "fail", err.Error(), "set WARREN_HOME to a shorter path"
 		return c
 	}
 	var fs unix.Statfs_t

@@ -39,9 +39,6 @@ import (
 	"github.com/warren-sandbox/warren/internal/workspace"
 )
 
-// maxDataDir bounds the length of the data directory's path: the longest socket below it has to fit into 107 bytes.
-const maxDataDir = 80
-
 // driverEntry is one kind of driver.
 type driverEntry struct {
 	name string
@@ -196,9 +193,6 @@ func (d *daemon) close() error {
 func serve(ctx context.Context, cfg config.Config, logTo io.Writer) (err error) {
 	// Whatever the mask of who started it: directories of images and workspaces are passed through by other ids.
 	syscall.Umask(0o022)
-	if len(cfg.DataDir) > maxDataDir {
-		return fmt.Errorf("data directory %s: %w: its path is longer than %d bytes, and sockets lie below it; set WARREN_HOME to a shorter one", cfg.DataDir, warren.ErrInvalid, maxDataDir)
-	}
 	if err := makeDataDir(cfg.DataDir); err != nil {
 		return fmt.Errorf("make the data directory: %w", err)
 	}

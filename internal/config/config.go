@@ -195,6 +195,9 @@ func Load(src Source) (Config, error) {
 		return Config{}, err
 	}
 	c.DataDir = abs
+	if err := CheckDataDir(abs); err != nil {
+		return Config{}, err
+	}
 
 	file, must := src.File, true
 	if file == "" {
@@ -376,6 +379,18 @@ func DataDir(getenv func(string) string) (string, error) {
 		return "", fmt.Errorf("find a data directory: %w; set WARREN_HOME", err)
 	}
 	return filepath.Join(home, ".local", "share", "warren"), nil
+}
+
+// maxDataDir bounds the length of a data directory's path: the longest socket below it has to fit into the 107 bytes of a
+// unix address.
+const maxDataDir = 80
+
+// CheckDataDir refuses a path below which sockets cannot lie.
+func CheckDataDir(dir string) error {
+	if len(dir) > maxDataDir {
+		return fmt.Errorf("data directory %s: %w: its path is longer than %d bytes, and sockets lie below it; set WARREN_HOME to a shorter one", dir, warren.ErrInvalid, maxDataDir)
+	}
+	return nil
 }
 
 // Socket is the path of the daemon's unix socket in a data directory.

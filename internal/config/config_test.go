@@ -139,6 +139,13 @@ func TestDataDir(t *testing.T) {
 	}
 }
 
+func TestLongDataDirIsRefused(t *testing.T) {
+	long := "/" + strings.Repeat("x", maxDataDir)
+	if _, err := Load(Source{DataDir: long, Getenv: env(nil)}); !errors.Is(err, warren.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestSettingsHaveVariablesAndHelp(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range Settings() {
