@@ -401,7 +401,7 @@ func nearest(name string, names []string) []string {
 		}
 		seen[n] = true
 		d := distance(strings.ToLower(name), strings.ToLower(n))
-		if d <= max(1, len(name)/3) || len(name) >= 3 && strings.Contains(strings.ToLower(n), strings.ToLower(name)) {
+		if d <= max(2, len(name)/3) || len(name) >= 3 && strings.Contains(strings.ToLower(n), strings.ToLower(name)) {
 			best = append(best, scored{n, d})
 		}
 		if len(seen) > 5000 {

@@ -3,7 +3,6 @@ package repo
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -81,11 +80,11 @@ func (c *Cache) Push(ctx context.Context, id warren.RepoID, o PushOptions) (*Pus
 			return nil, err
 		}
 	}
-	out, err := p.Output(ctx)
-	if err != nil {
-		return nil, pushError(origin, o.RemoteBranch, err, p)
+	var report strings.Builder
+	p.Stdout = &report
+	if err := p.Run(ctx); err != nil {
+		return nil, pushError(origin, o.RemoteBranch, err, git.Redact(report.String(), t.secrets...))
 	}
-	_ = out
 	// What the origin has now is known without asking it again.
 	if err := command(r.Dir, "update-ref", "--end-of-options", "refs/remotes/origin/"+o.RemoteBranch, commit).Run(ctx); err != nil {
 		c.o.Logger.WarnContext(ctx, "pushed, but the mirror's remote ref was not updated", "repo", id, "err", err)
@@ -107,18 +106,20 @@ func (c *Cache) remote(ctx context.Context, r *Repo, branch string) (string, err
 	return "", nil
 }
 
-// pushError tells a branch that moved from an origin that refused.
-func pushError(o *Origin, branch string, err error, p *git.Cmd) error {
-	var ge *git.Error
-	if !errors.As(err, &ge) {
-		return err
-	}
-	switch m := ge.Message; {
-	case strings.Contains(m, "non-fast-forward"), strings.Contains(m, "fetch first"), strings.Contains(m, "stale info"),
-		strings.Contains(m, "failed to push some refs") && !strings.Contains(m, "hook") && !strings.Contains(m, "denied"):
-		return fmt.Errorf("repository %s: branch %s has moved at the origin, or may not be pushed to (%s); fetch, or push to another branch: %w", o.URL, branch, m, warren.ErrState)
-	case strings.Contains(m, "hook declined"), strings.Contains(m, "protected branch"), strings.Contains(m, "currently checked out"):
-		return fmt.Errorf("repository %s: the origin refused branch %s (%s): %w", o.URL, branch, m, warren.ErrDenied)
+// pushError tells a branch that moved from an origin that refused. The report is that of git push --porcelain, with a line
+// such as "!\tA:B\t[rejected] (fetch first)".
+func pushError(o *Origin, branch string, err error, report string) error {
+	for line := range strings.Lines(report) {
+		f := strings.Split(strings.TrimSpace(line), "\t")
+		if len(f) != 3 || f[0] != "!" {
+			continue
+		}
+		switch why := f[2]; {
+		case strings.Contains(why, "fast-forward"), strings.Contains(why, "fetch first"), strings.Contains(why, "stale info"), strings.Contains(why, "already exists"):
+			return fmt.Errorf("repository %s: branch %s has moved at the origin: %s; fetch and push with force, or push to another branch: %w", o.URL, branch, why, warren.ErrState)
+		default:
+			return fmt.Errorf("repository %s: the origin refused branch %s: %s: %w", o.URL, branch, why, warren.ErrDenied)
+		}
 	}
 	return originError(o, err)
 }

@@ -501,7 +501,7 @@ func TestKinds(t *testing.T) {
 			if d := f.diff("wk", workspace.DiffOptions{}); !strings.Contains(d, "+changed") {
 				t.Errorf("diff: %s", d)
 			}
-			c, err := f.store.Commit(t.Context(), "wk", workspace.CommitOptions{Message: "m"})
+			c, err := f.store.Commit(t.Context(), "wk", workspace.CommitOptions{Message: "m", Name: name})
 			must(t, err)
 			runGit(t, c.RepoDir, "fsck")
 			_, err = f.store.Push(t.Context(), "wk", workspace.PushOptions{})
