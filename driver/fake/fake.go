@@ -122,20 +122,14 @@ func (d *Driver) before(ctx context.Context, op Op, extra time.Duration) (half b
 }
 
 func (d *Driver) check(spec *driver.Spec) error {
+	if err := spec.Check(); err != nil {
+		return fmt.Errorf("fake: %w", err)
+	}
 	switch {
-	case spec.ID == "":
-		return fmt.Errorf("fake: no id: %w", warren.ErrInvalid)
-	case spec.Limits.CPUMillis == 0, spec.Limits.Memory <= 0, spec.Limits.Disk <= 0, spec.Limits.PIDs == 0:
-		return fmt.Errorf("fake: limits %+v have a zero: %w", spec.Limits, warren.ErrInvalid)
 	case d.opts.MaxMemory > 0 && spec.Limits.Memory > d.opts.MaxMemory:
 		return fmt.Errorf("fake: memory %d is more than %d: %w", spec.Limits.Memory, d.opts.MaxMemory, warren.ErrInvalid)
 	case len(spec.Root.Layers) == 0 && len(spec.Root.Binds) == 0 && spec.Root.Digest == "":
 		return fmt.Errorf("fake: no root: %w", warren.ErrInvalid)
-	}
-	for _, m := range spec.Mounts {
-		if m.Target == "" || m.Target[0] != '/' {
-			return fmt.Errorf("fake: mount target %q is not absolute: %w", m.Target, warren.ErrInvalid)
-		}
 	}
 	return d.CheckOptions(spec.Options)
 }
