@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/warren-sandbox/warren/proto/e2b/process"
 	guestv1 "github.com/warren-sandbox/warren/proto/warren/guest/v1"
 )
@@ -354,7 +356,8 @@ func (c *Cmd) follow(st *output) {
 			if err == errCaughtUp {
 				return
 			}
-			if !broken(err) {
+			// Data loss is how this wire tells that it fell behind; the other one tells how far.
+			if !broken(err) && connect.CodeOf(err) != connect.CodeDataLoss {
 				c.err = err
 				return
 			}
@@ -780,12 +783,17 @@ func (g *guest) start(ctx context.Context, user string, req *process.StartReques
 	}), nil
 }
 
-// startError judges what the guest said of a start: what it does not find is the program or the directory.
+// startError judges what the guest said of a start. On its wire a program that is not there is an invalid argument like
+// others, which only the message tells apart.
 func startError(req *process.StartRequest, err error) error {
+	own := connect.IsWireError(err) && len(details(err)) == 0
 	err = guestError("start", err)
 	var e *Error
 	if errors.As(err, &e) && e.ID == "" {
 		e.ID = req.GetProcess().GetCmd()
+		if own && e.Kind == "invalid" && (strings.HasSuffix(e.Message, "is not in PATH") || strings.HasSuffix(e.Message, "no such file or directory")) {
+			e.Kind = "file_not_found"
+		}
 	}
 	return err
 }
