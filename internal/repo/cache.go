@@ -74,6 +74,9 @@ type meta struct {
 	Refs string `json:"refs,omitempty"`
 }
 
+// sandboxUID is driver.SandboxUID.
+const sandboxUID = 1000
+
 const (
 	tmpPrefix = ".tmp-"
 	lockDir   = ".locks"
@@ -83,6 +86,9 @@ const (
 func Open(o Options) (*Cache, error) {
 	if !filepath.IsAbs(o.Dir) {
 		return nil, fmt.Errorf("repository cache: %q is not an absolute path: %w", o.Dir, warren.ErrInvalid)
+	}
+	if os.Geteuid() == 0 && o.UID < sandboxUID {
+		return nil, fmt.Errorf("repository cache: uid %d is no sandbox's user: %w", o.UID, warren.ErrInvalid)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,7 +83,7 @@ func (c *Cache) Import(ctx context.Context, id warren.RepoID, pack io.Reader, co
 	if kind, err := confined("cat-file", "-t", commit.ID).Line(ctx); err != nil || kind != "commit" {
 		return fmt.Errorf("import into %s: the pack has no commit %s: %w", id, commit.ID, errors.Join(warren.ErrInvalid, err))
 	}
-	if err := movePacks(filepath.Join(objects, "pack"), filepath.Join(r.Dir, "objects", "pack")); err != nil {
+	if err := movePacks(stage, "objects/pack", filepath.Join(r.Dir, "objects", "pack")); err != nil {
 		return fmt.Errorf("add the commit's objects: %w", err)
 	}
 	return c.moveBranch(ctx, r, commit)
@@ -90,7 +91,6 @@ func (c *Cache) Import(ctx context.Context, id warren.RepoID, pack io.Reader, co
 
 // confine returns how git runs that handles bytes of a sandbox.
 func (c *Cache) confine() *git.Confine {
-	const sandboxUID = 1000
 	return &git.Confine{IDBase: c.o.UID - sandboxUID, UID: sandboxUID}
 }
 
@@ -140,10 +140,15 @@ func (c *Cache) Branch(ctx context.Context, id warren.RepoID, branch string) (co
 	return "", false, nil
 }
 
-// movePacks copies finished packs from one directory to another; the index comes last, because a pack counts from
-// when its index is there.
-func movePacks(from, to string) error {
-	src, err := os.OpenRoot(from)
+// movePacks copies finished packs from a directory below stage, in which git could put a symbolic link, to another; the
+// index comes last, because a pack counts from when its index is there.
+func movePacks(stage, from, to string) error {
+	root, err := os.OpenRoot(stage)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	src, err := root.OpenRoot(from)
 	if err != nil {
 		return err
 	}
@@ -153,7 +158,7 @@ func movePacks(from, to string) error {
 		return err
 	}
 	defer dst.Close()
-	entries, err := os.ReadDir(from)
+	entries, err := fs.ReadDir(src.FS(), ".")
 	if err != nil {
 		return err
 	}

@@ -161,7 +161,7 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 // TestNoSecondGigabyte cuts a workspace from a repository of many megabytes: before checkout it costs milliseconds and
 // a few kilobytes. WARREN_TEST_BIG=1024 makes it a gigabyte.
 func TestNoSecondGigabyte(t *testing.T) {
-	mb := 64
+	mb := 32
 	if v, err := strconv.Atoi(os.Getenv("WARREN_TEST_BIG")); err == nil {
 		mb = v
 	}

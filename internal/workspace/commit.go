@@ -93,7 +93,7 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 		return nil, err
 	} else if ok {
 		// A branch goes on where this workspace left it, or from its base; anything else is somebody else's.
-		if at != m.Head && at != m.Commit {
+		if at != m.Head && at != m.Commit && at != m.Next {
 			return nil, fmt.Errorf("branch %s of the mirror is at %.12s, which is not a commit of workspace %s; commit to another branch: %w", o.Branch, at, id, warren.ErrState)
 		}
 		parent, old = at, at
@@ -118,6 +118,11 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 		return nil, fmt.Errorf("git commit-tree wrote %q: %w", clip(commit), warren.ErrState)
 	}
 
+	// If this process ends between the branch and the record, the branch is still known for ours.
+	m.Next = commit
+	if err := save(s.dir(id), m, true); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r, w := io.Pipe()
@@ -136,7 +141,7 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 	if perr := <-packed; err != nil {
 		return nil, fmt.Errorf("commit of workspace %s: %w", id, errors.Join(err, perr))
 	}
-	m.Head, m.HeadBranch = commit, o.Branch
+	m.Head, m.HeadBranch, m.Next = commit, o.Branch, ""
 	if err := save(s.dir(id), m, true); err != nil {
 		return nil, err
 	}

@@ -195,6 +195,9 @@ func TestCommitConflictAndCut(t *testing.T) {
 	if got := runGit(t, c2.RepoDir, "log", "--format=%H", "warren/same"); got != c2.ID+"\n"+c1.ID+"\n"+w1.Commit {
 		t.Errorf("log: %s", got)
 	}
+	// A crash after the branch was moved and before the record was written.
+	record := filepath.Join(f.dir, "workspaces/w1/meta.json")
+	must(t, os.WriteFile(record, []byte(strings.Replace(readFile(t, record), `"head": "`+c2.ID, `"next": "`+c2.ID+`", "head": "`+c1.ID, 1)), 0o600))
 	// Back to the base is a commit too.
 	write(t, w1.Files, "a.txt", some["a.txt"])
 	c3, err := f.store.Commit(ctx, "w1", workspace.CommitOptions{Message: "undo", Branch: "warren/same"})
@@ -357,7 +360,8 @@ func TestCopyLive(t *testing.T) {
 			os.Remove(d)
 		}
 	}()
-	for i := range 30 {
+	defer func() { close(stop); <-stopped }()
+	for i := range 12 {
 		id := warren.WorkspaceID(fmt.Sprintf("c%d", i))
 		if _, err := f.store.Copy(t.Context(), "w1", id); err != nil {
 			t.Fatal(err)
@@ -371,8 +375,6 @@ func TestCopyLive(t *testing.T) {
 			t.Fatal("the diff left the workspace")
 		}
 	}
-	close(stop)
-	<-stopped
 }
 
 func TestDeleteHostileTree(t *testing.T) {

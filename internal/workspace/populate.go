@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -166,7 +167,12 @@ func (s *Store) insideObjects(ctx context.Context, id warren.WorkspaceID, m *met
 	if err := pack.Close(); err != nil {
 		return err
 	}
-	from, err := os.OpenRoot(filepath.Join(sc.objects, "pack"))
+	stage, err := os.OpenRoot(sc.objects)
+	if err != nil {
+		return err
+	}
+	defer stage.Close()
+	from, err := stage.OpenRoot("pack")
 	if err != nil {
 		return err
 	}
@@ -176,7 +182,7 @@ func (s *Store) insideObjects(ctx context.Context, id warren.WorkspaceID, m *met
 		return err
 	}
 	defer to.Close()
-	entries, err := os.ReadDir(from.Name())
+	entries, err := fs.ReadDir(from.FS(), ".")
 	if err != nil {
 		return err
 	}

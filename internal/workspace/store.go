@@ -115,6 +115,8 @@ type meta struct {
 	Populated  bool          `json:"populated"`
 	Head       string        `json:"head,omitempty"`
 	HeadBranch string        `json:"head_branch,omitempty"`
+	// Next is a commit that is about to become Head.
+	Next string `json:"next,omitempty"`
 }
 
 const (
