@@ -43,7 +43,7 @@ const (
 
 // Import takes an image out of a tar: a root file system, an OCI layout, or what docker save writes, each plain or compressed
 // with gzip or zstd. It reads r once, from front to back, and holds no more than buffers of it in memory. An empty name means the
-// one that the archive gives.
+// one that the archive gives. Reads of r must end when ctx does.
 func (s *Store) Import(ctx context.Context, name string, r io.Reader, o ImportOptions) (*Image, error) {
 	im, err := s.importTar(ctx, name, r, o)
 	s.tidy(true)

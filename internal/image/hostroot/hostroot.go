@@ -178,7 +178,7 @@ func (h *Host) Delete(digest string) error {
 	if !ok || hex == "" || strings.ContainsAny(hex, "./") || h.now != nil && h.now.Digest == hex {
 		return nil
 	}
-	return os.RemoveAll(filepath.Join(h.o.Dir, hex))
+	return errors.Join(os.RemoveAll(filepath.Join(h.o.Dir, hex)), os.RemoveAll(filepath.Join(h.o.Dir, hex+".boot")))
 }
 
 func (h *Host) image(s *state) *Image {
@@ -235,7 +235,20 @@ func (h *Host) load() *state {
 	if json.Unmarshal(b, &s) != nil || s.Boot != bootID() || s.Digest == "" {
 		return nil
 	}
+	// Another version of this program may make another skeleton of the same host.
+	if _, ok := s.Inputs[self()]; !ok {
+		return nil
+	}
 	return &s
+}
+
+// self is the name under which the running program is among the inputs.
+func self() string {
+	exe, err := os.Executable()
+	if err != nil {
+		return "//proc/self/exe"
+	}
+	return "/" + exe
 }
 
 func (h *Host) save(s *state) error {
@@ -355,10 +368,7 @@ func (h *Host) make(ctx context.Context) (*state, error) {
 		s.Binds = append(s.Binds, driver.Bind{Target: "/" + name, Hide: true})
 	}
 	s.Inputs, s.Watch = sk.seen, r.watch
-	// Another version of this program may make another skeleton of the same host.
-	if exe, err := os.Executable(); err == nil {
-		s.Inputs["/"+exe] = h.stamp("/" + exe)
-	}
+	s.Inputs[self()] = h.stamp(self())
 	binds, err := json.Marshal(s.Binds)
 	if err != nil {
 		return nil, err

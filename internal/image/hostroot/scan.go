@@ -132,6 +132,9 @@ func (w *walker) read(j job) (dirs []job, hide []string, err error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, nil, err
 	}
+	if j.depth > 0 && st.Mode&0o005 != 0o005 {
+		return nil, []string{j.name}, nil
+	}
 	if j.depth <= watchDepth {
 		w.mu.Lock()
 		w.watch[j.name] = stampOf(&st)
@@ -148,22 +151,22 @@ func (w *walker) read(j job) (dirs []job, hide []string, err error) {
 		return nil, nil, fmt.Errorf("look for files of the host that must not show in a sandbox: %w", err)
 	}
 	for _, e := range list {
-		if e.Type() == fs.ModeSymlink {
+		name := j.name + "/" + e.Name()
+		switch e.Type() {
+		case fs.ModeSymlink:
+			continue
+		case fs.ModeDir: // its mode is looked at when it is opened
+			dirs = append(dirs, job{name, j.depth + 1, st.Dev})
 			continue
 		}
 		var c unix.Stat_t
 		if err := unix.Fstatat(fd, e.Name(), &c, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT); err != nil {
 			continue // it has gone meanwhile
 		}
-		name := j.name + "/" + e.Name()
 		switch c.Mode & unix.S_IFMT {
 		case unix.S_IFLNK:
 		case unix.S_IFDIR:
-			if c.Mode&0o005 != 0o005 {
-				hide = append(hide, name)
-			} else {
-				dirs = append(dirs, job{name, j.depth + 1, st.Dev})
-			}
+			dirs = append(dirs, job{name, j.depth + 1, st.Dev})
 		case unix.S_IFREG:
 			if c.Mode&0o004 == 0 {
 				hide = append(hide, name)

@@ -1,8 +1,8 @@
 // Package tree reaches into a directory tree whose names and symbolic links nobody has checked.
 //
 // A [Tree] holds a descriptor of its top directory and resolves every name below it in the kernel, with openat2: an
-// absolute symbolic link starts again at the top, ".." stops there, and no magic link of /proc and no other mount is followed
-// unless asked. A name from an archive or an image is therefore never joined to a path of the host, and a tree that changes
+// absolute symbolic link starts again at the top, ".." stops there, and no magic link of /proc is
+// followed. A name from an archive or an image is therefore never joined to a path of the host, and a tree that changes
 // meanwhile cannot lead outside.
 package tree
 
@@ -69,11 +69,7 @@ func Quote(name string) string {
 }
 
 // Tree is a directory and everything below it.
-type Tree struct {
-	dir *os.File
-	// stay refuses other file systems mounted below the top.
-	stay bool
-}
+type Tree struct{ dir *os.File }
 
 // Open opens the directory at the top, which must not be a symbolic link itself.
 func Open(dir string) (*Tree, error) {
@@ -84,9 +80,6 @@ func Open(dir string) (*Tree, error) {
 	return &Tree{dir: os.NewFile(uintptr(fd), dir)}, nil
 }
 
-// Stay makes every later call refuse names on other file systems mounted below the top.
-func (t *Tree) Stay() { t.stay = true }
-
 // Close releases the descriptor.
 func (t *Tree) Close() error { return t.dir.Close() }
 
@@ -95,9 +88,6 @@ func (t *Tree) Dir() *os.File { return t.dir }
 
 // resolve opens a clean name.
 func (t *Tree) resolve(name string, flags int, how uint64) (int, error) {
-	if t.stay {
-		how |= unix.RESOLVE_NO_XDEV
-	}
 	h := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | how}
 	for try := 0; ; try++ {
 		fd, err := unix.Openat2(int(t.dir.Fd()), name, &h)
