@@ -34,8 +34,14 @@ step() {
 }
 # show COMMAND…: prints a command and runs it.
 show() {
+	local word
 	printf '%s$' "$dim"
-	printf ' %q' "$@"
+	for word in "$@"; do
+		case $word in
+		*[!A-Za-z0-9_./:=@,+%-]*) printf " '%s'" "${word//\'/\'\\\'\'}" ;;
+		*) printf ' %s' "$word" ;;
+		esac
+	done
 	printf '%s\n' "$off"
 	"$@"
 }
@@ -66,10 +72,17 @@ trap 'exit 130' INT TERM
 modules=$(go env GOMODCACHE)
 buildcache=$root/.cache/demo/go-build
 mkdir -p "$modules" "$buildcache"
-mounts=(--mount "$modules:/home/user/go/pkg/mod:ro" --mount "$buildcache:/home/user/.cache/go-build:rw")
 # Nothing is fetched inside: a sandbox has no network.
-goenv=(-e GOPROXY=off -e GOTOOLCHAIN=local -e GOFLAGS=-buildvcs=false -e CGO_ENABLED=0 -e "PATH=$(dirname "$(readlink -f "$(command -v go)")"):/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-packages=(./internal/config ./script/testsum ./internal/failpoint)
+cat >"$WARREN_HOME/go.env" <<END
+GOPROXY=off
+GOTOOLCHAIN=local
+GOFLAGS=-buildvcs=false
+CGO_ENABLED=0
+PATH=$(go env GOROOT)/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+END
+with=(--env-file "$WARREN_HOME/go.env" --mount "$modules:/home/user/go/pkg/mod:ro" --mount "$buildcache:/home/user/.cache/go-build:rw")
+vetted=(./internal/failpoint ./script/testsum ./internal/guest/channel)
+tested=(./internal/failpoint ./script/testsum)
 
 step "Look at the host"
 show warren doctor
@@ -79,15 +92,15 @@ show warren repo fetch "$root"
 show warren repo ls
 
 step "Create a sandbox from it"
-show warren create --name fix --repo "$root" --keep-workspace "${mounts[@]}" "${goenv[@]}"
+show warren create --name fix --repo "$root" --keep-workspace "${with[@]}"
 show warren inspect fix --timing
 show warren exec fix -- sh -c 'uname -sr; id -un; pwd; git log --oneline -1; ls'
 
-step "go vet in the sandbox: ${packages[*]}"
-show warren exec fix -- go vet "${packages[@]}"
+step "go vet in the sandbox"
+show warren exec fix -- go vet "${vetted[@]}"
 
-step "Tests in the sandbox: ${packages[*]}"
-show warren exec fix -- go test "${packages[@]}"
+step "Tests in the sandbox"
+show warren exec fix -- go test "${tested[@]}"
 
 step "Edit files inside"
 show warren exec fix -- sh -c 'echo "Edited in a sandbox." >> CONTRIBUTING.md && printf "package main\n\nfunc main() { println(\"made inside\") }\n" > hello.go'
@@ -113,7 +126,7 @@ show warren ls
 show warren rm fix
 
 step "A new sandbox on the same workspace: the edit is there"
-show warren create --name again --workspace "$workspace" "${mounts[@]}" "${goenv[@]}"
+show warren create --name again --workspace "$workspace" "${with[@]}"
 show warren exec again -- git status --short
 show warren exec again -- go run hello.go
 
@@ -130,14 +143,14 @@ show warren shutdown --sandboxes
 left=0
 for p in /proc/[0-9]*; do
 	[ "$p" = "/proc/$$" ] && continue
-	if tr '\0' '\n' <"$p/cmdline" 2>/dev/null | grep -qF "$WARREN_HOME"; then
-		echo "left: process ${p#/proc/}: $(tr '\0' ' ' <"$p/cmdline")"
+	if words=$(tr '\0' ' ' 2>/dev/null <"$p/cmdline") 2>/dev/null && [[ $words == *"$WARREN_HOME"* ]]; then
+		echo "left: process ${p#/proc/}: $words"
 		left=1
 	fi
 done
 if grep -F "$WARREN_HOME" /proc/mounts; then left=1; fi
 if pids_of "$id" | grep .; then left=1; fi
-[ -z "$(ls -A "$WARREN_HOME/workspaces")" ] || { echo "left: workspaces"; left=1; }
+[ -z "$(ls "$WARREN_HOME/workspaces")" ] || { echo "left: workspaces"; left=1; }
 rm -rf "$WARREN_HOME"
 [ $left = 0 ] || exit 1
 echo "no process, no mount, no workspace"
