@@ -246,6 +246,18 @@ func TestGuestExit(t *testing.T) {
 	}
 }
 
+func TestGoferKilled(t *testing.T) {
+	e := newEnv(t)
+	id := e.create(e.spec())
+	for _, pid := range e.processes(id, "runsc-gofer") {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	eventually(t, "dead", func() bool { return e.state1(id) == driver.Dead })
+	if got := e.status(id).Exit; got.Reason != "killed" {
+		t.Errorf("exit %+v", got)
+	}
+}
+
 // mount makes a directory on the host and returns it as a mount.
 func (e *env) mount(target string, writable bool, owner driver.Owner) driver.Mount {
 	e.t.Helper()

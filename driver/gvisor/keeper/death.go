@@ -28,29 +28,35 @@ func (k *Keeper) watchDeath(s *sandbox) error {
 	fd, err := unix.PidfdOpen(s.meta.Sandbox.PID, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		// It is gone already.
-		go k.bury(s, k.exitOf(s, -1))
+		go k.bury(s, k.exitOf(s, -1, -1))
 		return nil
+	}
+	gofer, err := unix.PidfdOpen(s.meta.Gofer.PID, 0)
+	if err != nil {
+		gofer = -1
 	}
 	f := os.NewFile(uintptr(fd), "pidfd")
 	rc, err := f.SyscallConn()
 	if err != nil {
 		f.Close()
+		unix.Close(gofer)
 		return err
 	}
 	go func() {
 		defer f.Close()
+		defer unix.Close(gofer)
 		rc.Read(func(fd uintptr) bool {
 			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 			n, err := unix.Poll(p, 0)
 			return err == nil && n > 0
 		})
-		k.bury(s, k.exitOf(s, fd))
+		k.bury(s, k.exitOf(s, fd, gofer))
 	}()
 	return nil
 }
 
-// exitOf finds out how a process ended. pidfd may be -1.
-func (k *Keeper) exitOf(s *sandbox, pidfd int) *protocol.Exit {
+// exitOf finds out how a sandbox ended, from the descriptors of its two processes; -1 is for one that is unknown.
+func (k *Keeper) exitOf(s *sandbox, pidfd, gofer int) *protocol.Exit {
 	e := &protocol.Exit{Time: time.Now().UTC()}
 	ws, known := exitStatus(pidfd)
 	s.mu.Lock()
@@ -65,10 +71,26 @@ func (k *Keeper) exitOf(s *sandbox, pidfd int) *protocol.Exit {
 		e.Reason, e.Message = reasonLost, "ended while nobody watched"
 	case ws.Signaled():
 		e.Reason, e.Message = reasonKilled, fmt.Sprintf("the sandbox's kernel was killed by signal %d (%s)", int(ws.Signal()), unix.SignalName(ws.Signal()))
+	case killed(gofer):
+		// Without its file server the sandbox's kernel gives up and exits.
+		e.Reason, e.Message = reasonKilled, "the sandbox's file server was killed"
 	default:
 		e.Reason, e.Message = reasonExited, fmt.Sprintf("the guest exited with status %d", ws.ExitStatus())
 	}
 	return e
+}
+
+// killed says whether a signal ended the gofer. By itself it ends a little after the sandbox's process.
+func killed(gofer int) bool {
+	if gofer < 0 {
+		return false
+	}
+	p := []unix.PollFd{{Fd: int32(gofer), Events: unix.POLLIN}}
+	if n, err := unix.Poll(p, 2000); err != nil || n == 0 {
+		return false
+	}
+	ws, known := exitStatus(gofer)
+	return known && ws.Signaled()
 }
 
 func size(n int64) string {
@@ -260,7 +282,7 @@ func (k *Keeper) resume(s *sandbox) {
 		k.log.Error("load a sandbox", "sandbox", s.id, "error", err)
 	}
 	if err != nil || !s.meta.Sandbox.alive() {
-		k.bury(s, k.exitOf(s, -1))
+		k.bury(s, k.exitOf(s, -1, -1))
 		return
 	}
 	if err := k.watchDeath(s); err != nil {
