@@ -326,12 +326,12 @@ func (h *Host) make(ctx context.Context) (*state, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(tmp)
-	out, err := os.OpenRoot(tmp)
+	out, err := os.Open(tmp)
 	if err != nil {
 		return nil, err
 	}
-	defer out.Close()
-	sk := &skeleton{host: in, out: out, base: h.o.IDBase, seen: map[string]stamp{}, stamp: h.stamp, made: map[string]bool{}}
+	sk := &skeleton{host: in, fds: map[string]*os.File{".": out}, base: h.o.IDBase, seen: map[string]stamp{}, stamp: h.stamp, made: map[string]bool{}}
+	defer sk.close()
 	if err := sk.tops(); err != nil {
 		return nil, err
 	}

@@ -24,7 +24,9 @@ import (
 // skeleton writes the directory that the host's programs are bound into.
 type skeleton struct {
 	host *tree.Tree
-	out  *os.Root
+	// fds are the directories that have been made, each open: what is made in one never goes through a link, and needs one
+	// call of the kernel and not one for each part of its name.
+	fds  map[string]*os.File
 	base uint32
 	// binds are the names at the top that show as they are on the host.
 	binds []string
@@ -144,68 +146,77 @@ func (s *skeleton) see(name string) {
 	}
 }
 
-// parents makes the directories above name that are missing.
-func (s *skeleton) parents(name string) error {
+// parent returns the directory that name is to be made in, and makes those above it that are missing.
+func (s *skeleton) parent(name string) (fd int, base string, err error) {
 	dir := path.Dir(name)
-	if dir == "." || s.made[dir] {
-		return nil
+	if s.fds[dir] == nil {
+		if s.made[dir] {
+			return -1, "", fmt.Errorf("%w: /%s is a link, so nothing can be put below it", warren.ErrInvalid, dir)
+		}
+		if err := s.dir(dir, 0o755, 0, 0); err != nil {
+			return -1, "", err
+		}
 	}
-	return s.dir(dir, 0o755, 0, 0)
+	return int(s.fds[dir].Fd()), path.Base(name), nil
+}
+
+// close closes the directories.
+func (s *skeleton) close() {
+	for _, f := range s.fds {
+		f.Close()
+	}
 }
 
 func (s *skeleton) note(format string, args ...any) {
 	s.lines = append(s.lines, fmt.Sprintf(format, args...))
 }
 
-// own gives an entry its owner, shifted as all of a sandbox's ids on disk are.
-func (s *skeleton) own(name string, uid, gid uint32) error {
-	return s.out.Lchown(name, int(s.base+uid), int(s.base+gid))
+// set gives an open entry its owner, shifted as all of a sandbox's ids on disk are, and its mode.
+func (s *skeleton) set(fd int, mode fs.FileMode, uid, gid uint32) error {
+	if err := unix.Fchown(fd, int(s.base+uid), int(s.base+gid)); err != nil {
+		return err
+	}
+	return unix.Fchmod(fd, uint32(mode)) // after the owner, whose change drops bits
 }
 
+// dir makes a directory; modes here and below are Unix's own bits.
 func (s *skeleton) dir(name string, mode fs.FileMode, uid, gid uint32) error {
 	if s.made[name] {
 		return nil
 	}
 	if name != "." {
-		if err := s.parents(name); err != nil {
+		pfd, base, err := s.parent(name)
+		if err != nil {
 			return err
 		}
-		if err := s.out.Mkdir(name, 0o700); err != nil {
+		if err := unix.Mkdirat(pfd, base, 0o700); err != nil {
 			return err
 		}
+		fd, err := unix.Openat(pfd, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		s.fds[name] = os.NewFile(uintptr(fd), name)
 	}
 	s.made[name] = true
-	if err := s.own(name, uid, gid); err != nil {
-		return err
-	}
 	s.note("d %q %o %d %d", name, mode, uid, gid)
-	return s.out.Chmod(name, fileMode(mode))
-}
-
-// fileMode turns Unix mode bits into those of package fs.
-func fileMode(mode fs.FileMode) fs.FileMode {
-	m := mode.Perm()
-	for bit, flag := range map[fs.FileMode]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
-		if mode&bit != 0 {
-			m |= flag
-		}
-	}
-	return m
+	return s.set(int(s.fds[name].Fd()), mode, uid, gid)
 }
 
 func (s *skeleton) link(name, target string) error {
 	if s.made[name] {
 		return nil
 	}
-	if err := s.parents(name); err != nil {
+	pfd, base, err := s.parent(name)
+	if err != nil {
 		return err
 	}
 	s.made[name] = true
-	if err := s.out.Symlink(target, name); err != nil {
+	s.note("l %q %q", name, target)
+	if err := unix.Symlinkat(target, pfd, base); err != nil {
 		return err
 	}
-	s.note("l %q %q", name, target)
-	return s.own(name, 0, 0)
+	return unix.Fchownat(pfd, base, int(s.base), int(s.base), unix.AT_SYMLINK_NOFOLLOW)
 }
 
 func (s *skeleton) file(name, content string, mode fs.FileMode) error {
@@ -216,19 +227,19 @@ func (s *skeleton) fileOf(name, content string, mode fs.FileMode, uid uint32) er
 	if s.made[name] {
 		return nil
 	}
-	if err := s.parents(name); err != nil {
+	pfd, base, err := s.parent(name)
+	if err != nil {
 		return err
 	}
 	s.made[name] = true
-	if err := s.out.WriteFile(name, []byte(content), 0o600); err != nil {
+	s.note("f %q %o %d %x", name, mode, uid, sha256.Sum256([]byte(content)))
+	fd, err := unix.Openat(pfd, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
 		return err
 	}
-	if err := s.own(name, uid, uid); err != nil {
-		return err
-	}
-	sum := sha256.Sum256([]byte(content))
-	s.note("f %q %o %d %x", name, mode, uid, sum)
-	return s.out.Chmod(name, fileMode(mode))
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.WriteString(content)
+	return errors.Join(err, s.set(fd, mode, uid, uid), f.Close())
 }
 
 // copies brings in what the list of allowed names names.
