@@ -1,0 +1,52 @@
+package bench_test
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren/internal/bench"
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+// The benchmarks run here once in little, so that they cannot rot; WARREN_BENCH_ROUNDS=20 gives figures.
+func options(t *testing.T) bench.Options {
+	t.Helper()
+	testenv.NeedsRoot(t)
+	o := bench.Options{Program: testenv.NeedsBinaries(t).Warren, Rounds: 2, Idle: []int{1, 3}}
+	if n, err := strconv.Atoi(os.Getenv("WARREN_BENCH_ROUNDS")); err == nil {
+		o.Rounds, o.Idle = n, nil
+	}
+	return o
+}
+
+func run(t *testing.T, f func(context.Context, bench.Options, *strings.Builder) error, want ...string) {
+	t.Helper()
+	o := options(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer cancel()
+	var out strings.Builder
+	err := f(ctx, o, &out)
+	t.Logf("\n%s", out.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range want {
+		if !strings.Contains(out.String(), w) {
+			t.Errorf("the report has no %q", w)
+		}
+	}
+}
+
+func TestStart(t *testing.T) {
+	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error { return bench.Start(ctx, o, w) },
+		"Cold start", "fork+exec", "Round trip", "Throughput", "Memory of idle", "target:")
+}
+
+func TestIO(t *testing.T) {
+	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error { return bench.IO(ctx, o, w) },
+		"create 6,000 files", "stat walk", "rm -rf", "target:")
+}
