@@ -28,7 +28,7 @@ func TestPosture(t *testing.T) {
 		return s
 	}
 	seen := 0
-	for _, pid := range descendants(t, roots) {
+	for _, pid := range tree(roots) {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 		for _, task := range tasks {
 			st := status(t, task)
@@ -86,20 +86,15 @@ func status(t *testing.T, name string) map[string]string {
 	return m
 }
 
-func descendants(t *testing.T, pids []int) []int {
-	t.Helper()
+// children returns the processes that a process started and that live.
+func children(pid int) []int {
 	var all []int
-	for len(pids) > 0 {
-		pid := pids[0]
-		pids = pids[1:]
-		all = append(all, pid)
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-		for _, f := range files {
-			b, _ := os.ReadFile(f)
-			for _, c := range strings.Fields(string(b)) {
-				n, _ := strconv.Atoi(c)
-				pids = append(pids, n)
-			}
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		for _, c := range strings.Fields(string(b)) {
+			n, _ := strconv.Atoi(c)
+			all = append(all, n)
 		}
 	}
 	return all
