@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +23,7 @@ func (a *app) hostChecks(ctx context.Context) ([]check, error) {
 		return nil, err
 	}
 	checks := []check{
-		checkUser(), checkKernel(), checkDataDir(dir), checkConfig(dir), checkDisk(dir), checkCopy(dir), checkGit(ctx), checkBootstrap(),
+		checkDataDir(dir), checkConfig(dir), checkDisk(dir), checkCopy(dir), checkGit(ctx), checkBootstrap(),
 		checkPrograms(), checkDaemon(ctx, dir),
 	}
 	for _, d := range drivers {
@@ -39,37 +38,6 @@ func fromDriver(list []driver.Check) []check {
 		out[i] = check(c)
 	}
 	return out
-}
-
-func checkUser() check {
-	c := check{Name: "user", Status: "ok", Message: "root"}
-	if os.Geteuid() != 0 {
-		c.Status, c.Message = "fail", fmt.Sprintf("user %d", os.Geteuid())
-		c.Hint = "run the daemon as root: it maps users, mounts and limits sandboxes"
-	}
-	return c
-}
-
-func checkKernel() check {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return check{Name: "kernel", Status: "warn", Message: err.Error()}
-	}
-	release := unix.ByteSliceToString(u.Release[:])
-	c := check{Name: "kernel", Status: "ok", Message: release + " " + unix.ByteSliceToString(u.Machine[:])}
-	if major, minor := kernelVersion(release); major < 5 || major == 5 && minor < 12 {
-		c.Status, c.Hint = "warn", "Linux 5.12 or newer maps users on mounts; an older one copies images for each sandbox"
-	}
-	return c
-}
-
-func kernelVersion(release string) (major, minor int) {
-	parts := strings.SplitN(release, ".", 3)
-	if len(parts) > 1 {
-		major, _ = strconv.Atoi(parts[0])
-		minor, _ = strconv.Atoi(strings.TrimRight(parts[1], "-+abcdefghijklmnopqrstuvwxyz"))
-	}
-	return major, minor
 }
 
 // existing returns dir, or its nearest parent that exists.

@@ -312,6 +312,8 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		return nil, err
 	}
 	d.onClose(imageStore.Close)
+	// The first sandbox should not have to wait for it.
+	imageStore.Prepare()
 	var workspaceStore *workspace.Store
 	cache, err := repo.Open(repo.Options{
 		Dir: below("repos"), UID: driver.DiskIDBase + driver.SandboxUID, GID: driver.DiskIDBase + driver.SandboxUID, Logger: d.log,

@@ -132,7 +132,13 @@ var settings = []setting{
 	one("defaults.disk", "bytes that a sandbox may write outside its workspace", func(c *Config, v string) error { return c.Defaults.Disk.Set(v) }),
 	count("defaults.pids", "processes and threads of a sandbox", func(c *Config) *uint32 { return &c.Defaults.PIDs }),
 	count("budgets.sandboxes", "sandboxes of one user", func(c *Config) *uint32 { return &c.Budgets.Sandboxes }),
-	one("budgets.cpu", "processors of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.CPU.Set(v) }),
+	one("budgets.cpu", "processors of all sandboxes of one user", func(c *Config, v string) error {
+		if v == "0" {
+			c.Budgets.CPU = 0 // no limit; elsewhere it would be none at all
+			return nil
+		}
+		return c.Budgets.CPU.Set(v)
+	}),
 	one("budgets.memory", "memory of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Memory.Set(v) }),
 	one("budgets.disk", "disk of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Disk.Set(v) }),
 	one("idle_timeout", "remove sandboxes that name no time after this long without a call", func(c *Config, v string) error {

@@ -69,7 +69,7 @@ func TestPrecedence(t *testing.T) {
 	write(t, filepath.Join(dir, "warren.yaml"), "driver: file\nimage: file\nidle_timeout: 30m\ndefaults:\n  memory: 1GiB\n  pids: 5\nallow_mounts: [/a, /b]\n")
 	c, err := Load(Source{
 		DataDir: dir,
-		Getenv:  env(map[string]string{"WARREN_IMAGE": "env", "WARREN_DEFAULTS_PIDS": "6", "WARREN_ALLOW_MOUNTS": "/c,/d"}),
+		Getenv:  env(map[string]string{"WARREN_IMAGE": "env", "WARREN_BUDGETS_CPU": "0", "WARREN_DEFAULTS_PIDS": "6", "WARREN_ALLOW_MOUNTS": "/c,/d"}),
 		Flags:   map[string][]string{"defaults.pids": {"7"}},
 	})
 	if err != nil {
