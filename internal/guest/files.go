@@ -238,8 +238,11 @@ func (s *Server) storeParts(u *account.User, form *multipart.Reader, q url.Value
 	for {
 		// Not NextPart, which would decode quoted-printable behind our back.
 		part, err := form.NextRawPart()
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) && len(written) > 0 {
 			return written, nil
+		}
+		if errors.Is(err, io.EOF) {
+			return nil, wire.Errorf(wire.InvalidArgument, "the form has no part named \"file\"")
 		}
 		if err != nil {
 			return nil, wire.Errorf(wire.InvalidArgument, "the form cannot be read: %v", err)

@@ -195,22 +195,30 @@ type events interface {
 // collect reads a stream to its end.
 func collect(t testing.TB, st events) outcome {
 	t.Helper()
+	if st.Receive() && st.Msg().GetEvent().GetStart() == nil {
+		t.Errorf("the first event is no start: %v", st.Msg())
+	}
+	return rest(t, st)
+}
+
+// rest reads a stream whose start event has been read.
+func rest(t testing.TB, st events) outcome {
+	t.Helper()
 	var o outcome
-	first := true
+	var stdout, stderr, pty strings.Builder
 	for st.Receive() {
 		e := st.Msg().GetEvent()
-		if first != (e.GetStart() != nil) {
-			t.Errorf("the first event and only that is a start, not %v", e)
+		stdout.Write(e.GetData().GetStdout())
+		stderr.Write(e.GetData().GetStderr())
+		pty.Write(e.GetData().GetPty())
+		if e.GetStart() != nil {
+			t.Error("a second start")
 		}
-		first = false
-		o.stdout += string(e.GetData().GetStdout())
-		o.stderr += string(e.GetData().GetStderr())
-		o.pty += string(e.GetData().GetPty())
 		if e.GetEnd() != nil {
 			o.end = e.GetEnd()
 		}
 	}
-	o.err = st.Err()
+	o.stdout, o.stderr, o.pty, o.err = stdout.String(), stderr.String(), pty.String(), st.Err()
 	return o
 }
 
@@ -225,22 +233,6 @@ func start(t testing.TB, c clients, req *process.StartRequest) (uint32, *connect
 		t.Fatal(st.Err())
 	}
 	return st.Msg().GetEvent().GetStart().GetPid(), st
-}
-
-// rest reads a stream whose start event has been read.
-func rest(st *connect.ServerStreamForClient[process.StartResponse]) outcome {
-	var o outcome
-	for st.Receive() {
-		e := st.Msg().GetEvent()
-		o.stdout += string(e.GetData().GetStdout())
-		o.stderr += string(e.GetData().GetStderr())
-		o.pty += string(e.GetData().GetPty())
-		if e.GetEnd() != nil {
-			o.end = e.GetEnd()
-		}
-	}
-	o.err = st.Err()
-	return o
 }
 
 func run(t testing.TB, c clients, req *process.StartRequest) outcome {
@@ -359,7 +351,7 @@ func TestProcess(t *testing.T) {
 			if _, err := c.process.CloseStdin(ctx, connect.NewRequest(&process.CloseStdinRequest{Process: sel})); err != nil {
 				t.Fatal(err)
 			}
-			if o := rest(st); o.stdout != "got one\ntwo three" || o.end.GetExitCode() != 0 {
+			if o := rest(t, st); o.stdout != "got one\ntwo three" || o.end.GetExitCode() != 0 {
 				t.Errorf("%+v", o)
 			}
 			_, err = c.process.SendInput(ctx, connect.NewRequest(&process.SendInputRequest{Process: sel, Input: in("late")}))
@@ -407,7 +399,7 @@ func TestProcess(t *testing.T) {
 			if _, err := c.process.SendSignal(ctx, connect.NewRequest(&process.SendSignalRequest{Process: byPID(pid), Signal: process.Signal_SIGNAL_SIGTERM})); err != nil {
 				t.Fatal(err)
 			}
-			if o := rest(st); o.stdout != "term\n" || o.end.GetExitCode() != 4 {
+			if o := rest(t, st); o.stdout != "term\n" || o.end.GetExitCode() != 4 {
 				t.Errorf("%+v", o)
 			}
 			_, err := c.process.SendSignal(ctx, connect.NewRequest(&process.SendSignalRequest{Process: byPID(pid), Signal: process.Signal_SIGNAL_SIGKILL}))
@@ -451,7 +443,7 @@ func TestProcess(t *testing.T) {
 				Input: &process.ProcessInput{Input: &process.ProcessInput_Pty{Pty: []byte("x\n")}}})); err != nil {
 				t.Fatal(err)
 			}
-			o := rest(st)
+			o := rest(t, st)
 			if !strings.Contains(o.pty, "8 7\r\n/dev/pts/") || o.end.GetExitCode() != 2 {
 				t.Errorf("%q %+v", out, o)
 			}

@@ -221,7 +221,7 @@ func (s *Server) runInSession(c *call, req *wire.RunInSessionRequest, send func(
 		}
 		chunk, err := run.Output.Next(ctx, idle)
 		var lost *process.LostError
-		if held != nil && err == nil {
+		if held != nil && err == nil && chunk.Kind == process.Stderr {
 			if err := send(&wire.RunInSessionResponse{Stderr: held}); err != nil {
 				return err
 			}

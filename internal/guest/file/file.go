@@ -66,7 +66,8 @@ func Wrap(err error, path string) error {
 		code = wire.PermissionDenied
 	case errors.Is(err, fs.ErrExist), errno == syscall.ENOTEMPTY:
 		code = wire.AlreadyExists
-	case errno == syscall.ENOTDIR, errno == syscall.EISDIR, errno == syscall.EINVAL, errno == syscall.ENAMETOOLONG, errno == syscall.ELOOP:
+	case errno == syscall.ENOTDIR, errno == syscall.EISDIR, errno == syscall.EINVAL, errno == syscall.ENAMETOOLONG, errno == syscall.ELOOP,
+		errno == syscall.ENXIO, errno == syscall.ENODEV:
 		code = wire.InvalidArgument
 	case errno == syscall.ENOSPC, errno == syscall.EDQUOT, errno == syscall.EMFILE, errno == syscall.ENFILE, errno == syscall.EFBIG:
 		code = wire.ResourceExhausted

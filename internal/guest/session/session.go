@@ -43,9 +43,10 @@ const (
 	// inlineCommand is how long a command may be to be sent over the pipe, of which bash reads a byte at a time.
 	inlineCommand = 4 << 10
 	startTime     = 30 * time.Second
-	// interruptTime is how long a command may take to end after an interrupt, and killTime after its processes were killed.
-	interruptTime = 2 * time.Second
-	killTime      = 2 * time.Second
+	// A command whose time is up is interrupted this often, then its processes are killed as well, then the shell is.
+	interrupts     = 8
+	killTries      = 8
+	interruptEvery = 250 * time.Millisecond
 	// controlFD is the shell's descriptor for what it tells the guest, above those that scripts use.
 	controlFD = 61
 	// maxRecord bounds one record: a word, a number and a directory.
@@ -80,6 +81,7 @@ type Session struct {
 
 type record struct {
 	word string
+	pid  int
 	code int
 	dir  string
 }
@@ -94,7 +96,7 @@ func (t *Table) Open(ctx context.Context, id string, u *account.User, dir string
 	if !validID.MatchString(id) {
 		return nil, fmt.Errorf("%w: session id %.70q: use up to 64 letters, digits, dots, dashes and underscores", ErrInvalid, id)
 	}
-	s := &Session{ID: id, User: u, tell: make(chan record, 4), busy: true}
+	s := &Session{ID: id, User: u, tell: make(chan record, 64), busy: true}
 	t.mu.Lock()
 	switch {
 	case t.byID[id] != nil:
@@ -199,7 +201,7 @@ func (s *Session) start(ctx context.Context, procs *process.Table, dir string, e
 
 // report is the shell code that tells the guest that what came before has ended.
 func report(word, code string) string {
-	return fmt.Sprintf(`builtin printf '%%s %%s %%s\0' %s %s "$PWD" >&%d`, word, code, controlFD)
+	return fmt.Sprintf(`builtin printf '%%s %%s %%s %%s\0' %s $BASHPID %s "$PWD" >&%d`, word, code, controlFD)
 }
 
 // listen reads the shell's records until it closes its end.
@@ -231,15 +233,19 @@ func (s *Session) listen(r *os.File) {
 }
 
 func parseRecord(text string) (record, bool) {
-	f := strings.SplitN(text, " ", 3)
-	if len(f) != 3 {
+	f := strings.SplitN(text, " ", 4)
+	if len(f) != 4 {
 		return record{}, false
 	}
-	code, err := strconv.Atoi(f[1])
+	pid, err := strconv.Atoi(f[1])
+	if err != nil || pid <= 0 {
+		return record{}, false
+	}
+	code, err := strconv.Atoi(f[2])
 	if err != nil || code < 0 || code > 255 {
 		return record{}, false
 	}
-	return record{word: f[0], code: code, dir: f[2]}, true
+	return record{word: f[0], pid: pid, code: code, dir: f[3]}, true
 }
 
 // PID returns the shell's.
@@ -368,45 +374,55 @@ func (s *Session) wait(r *Run, word string, timeout time.Duration) {
 		defer t.Stop()
 		timer = t.C
 	}
+	// ask has the shell tell that it waits for the next line, once it does.
+	ask := func() {
+		probe := rand.Text()
+		words = append(words, probe)
+		ctx, cancel := context.WithTimeout(context.Background(), interruptEvery)
+		defer cancel()
+		_ = s.p.Write(ctx, []byte("\n"+report(probe, "124")+"\n"), false)
+	}
 	for stage := 0; ; {
 		select {
 		case rec := <-s.tell:
-			if !slices.Contains(words, rec.word) {
-				continue
+			switch {
+			case !slices.Contains(words, rec.word):
+			case rec.pid != s.p.PID:
+				// An interrupt between its fork and its exec makes a child of the shell take itself for the shell.
+				_ = syscall.Kill(rec.pid, syscall.SIGKILL)
+				ask()
+			default:
+				s.p.Sync()
+				s.finish(r, End{Code: rec.code, Dir: rec.dir, TimedOut: stage > 0})
+				return
 			}
-			s.p.Sync()
-			s.finish(r, End{Code: rec.code, Dir: rec.dir, TimedOut: stage > 0})
-			return
+			continue
 		case <-s.p.Ended():
 			end, _ := s.p.End()
 			s.finish(r, End{Code: end.Code, TimedOut: stage > 0, Closed: true})
 			return
 		case <-timer:
 		}
-		switch stage {
-		case 0:
-			// As a terminal does on ^C: the shell gives up the line and its children end. Then it reads the next
-			// line, which asks whether it is there.
-			probe := rand.Text()
-			words = append(words, probe)
-			_ = s.p.Signal(syscall.SIGINT, true)
-			ctx, cancel := context.WithTimeout(context.Background(), interruptTime)
-			_ = s.p.Write(ctx, []byte("\n"+report(probe, "124")+"\n"), false)
-			cancel()
-			timer = time.After(interruptTime)
-		case 1:
+		stage++
+		if stage > interrupts+killTries {
+			_ = s.p.Kill()
+			timer = nil
+			continue
+		}
+		if stage > interrupts {
 			// What ignores the interrupt is killed, but not what earlier commands left running.
 			for pid := range descendants(s.p.PID) {
 				if !s.base[pid] {
 					_ = syscall.Kill(pid, syscall.SIGKILL)
 				}
 			}
-			timer = time.After(killTime)
-		default:
-			_ = s.p.Kill()
-			timer = nil
 		}
-		stage++
+		// As a terminal does on ^C: the shell gives up the line and its children end. Then it reads the next line. It is
+		// said again until it is heard, since a child between its fork and its exec takes it for its own, and the shell
+		// goes on when a child did not end of it.
+		_ = s.p.Signal(syscall.SIGINT, true)
+		ask()
+		timer = time.After(interruptEvery)
 	}
 }
 
