@@ -33,16 +33,16 @@ func (s *Server) authenticate(w http.ResponseWriter, r *http.Request) (context.C
 		ctx, cancel := context.WithCancel(context.WithValue(ctx, callerKey, engine.Caller{User: s.opts.OperatorName, Operator: true}))
 		return ctx, cancel, nil
 	}
-	source := sourceOf(r.RemoteAddr)
-	if wait := s.tries.wait(source); wait > 0 {
-		w.Header().Set("Retry-After", retryAfter(wait))
-		return nil, nil, &wire.Fault{Kind: wire.Of(warren.ErrExhausted), Message: "too many requests with bad tokens from this address", Hint: "try again later", Resource: "failed logins per address"}
-	}
 	token, found := bearer(r)
 	if !found {
 		// Nothing was guessed, so nothing is counted.
 		w.Header().Set("WWW-Authenticate", `Bearer realm="warren"`)
 		return nil, nil, &wire.Fault{Kind: unauthenticated, Message: "a bearer token is needed", Hint: "`warren token create` on the server makes one"}
+	}
+	source := sourceOf(r.RemoteAddr)
+	if wait := s.tries.wait(source); wait > 0 {
+		w.Header().Set("Retry-After", retryAfter(wait))
+		return nil, nil, &wire.Fault{Kind: wire.Of(warren.ErrExhausted), Message: "too many requests with bad tokens from this address", Hint: "try again later", Resource: "failed logins per address"}
 	}
 	caller, err := s.engine.Authenticate(ctx, token)
 	if err != nil {

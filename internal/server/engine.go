@@ -36,6 +36,8 @@ type sandboxes interface {
 	Hold(ctx context.Context, c engine.Caller, ref string) (warren.SandboxID, func(), error)
 	Dial(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error)
 	DialPooled(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error)
+	// MarkFirstCommand notes when the first command of a sandbox has been answered; later calls do nothing.
+	MarkFirstCommand(ctx context.Context, id warren.SandboxID) error
 	// AccessToken is what the guest of a sandbox asks for.
 	AccessToken(c engine.Caller, ref string) (string, error)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/wire"
+	"github.com/warren-sandbox/warren/proto/e2b/process/processconnect"
 )
 
 // sandboxesPath is what leads into sandboxes: /v1/sandboxes/{id}/ports/{port}/{path...} and /v1/sandboxes/{id}/dial/{port}.
@@ -147,6 +148,9 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.Sa
 		},
 		ModifyResponse: func(res *http.Response) error {
 			responseHeader(res.Header)
+			if t.port == warren.GuestPort && t.rest == processconnect.ProcessStartProcedure && res.StatusCode == http.StatusOK {
+				go s.engine.MarkFirstCommand(s.base, id)
+			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {

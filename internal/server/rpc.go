@@ -3,7 +3,10 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -52,9 +55,9 @@ var lasting = map[string]bool{warrenv1connect.SandboxServiceWatchEventsProcedure
 type errorInterceptor struct{ s *Server }
 
 func (i errorInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		res, err := next(ctx, req)
-		if err != nil {
+	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
+		defer i.recover(ctx, req.Spec().Procedure, &err)
+		if res, err = next(ctx, req); err != nil {
 			return nil, i.convert(ctx, req.Spec().Procedure, err)
 		}
 		return res, nil
@@ -66,11 +69,21 @@ func (i errorInterceptor) WrapStreamingClient(next connect.StreamingClientFunc) 
 }
 
 func (i errorInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
+		defer i.recover(ctx, conn.Spec().Procedure, &err)
 		if err := next(ctx, conn); err != nil {
 			return i.convert(ctx, conn.Spec().Procedure, err)
 		}
 		return nil
+	}
+}
+
+// recover makes an error of a panic, so that a stream that has begun ends with one too.
+func (i errorInterceptor) recover(ctx context.Context, procedure string, err *error) {
+	if p := recover(); p == http.ErrAbortHandler {
+		panic(p)
+	} else if p != nil {
+		*err = i.convert(ctx, procedure, fmt.Errorf("panic: %v\n%s", p, debug.Stack()))
 	}
 }
 
@@ -131,14 +144,15 @@ func report[T any](ctx context.Context, every time.Duration, send func(*warrenv1
 	type result struct {
 		value T
 		err   error
-		panic any
 	}
 	done := make(chan result, 1)
 	go func() {
 		var r result
-		// A panic belongs to the request, whose goroutine knows what to do with it.
+		// Here nobody else recovers.
 		defer func() {
-			r.panic = recover()
+			if p := recover(); p != nil {
+				r.err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
 			done <- r
 		}()
 		r.value, r.err = call(ctx, progress)
@@ -167,9 +181,6 @@ func report[T any](ctx context.Context, every time.Duration, send func(*warrenv1
 		case <-beat.C:
 			err = send(last)
 		case r := <-done:
-			if r.panic != nil {
-				panic(r.panic)
-			}
 			if err == nil {
 				err = flush()
 			}
@@ -182,9 +193,6 @@ func report[T any](ctx context.Context, every time.Duration, send func(*warrenv1
 			// The caller is gone; the engine decides what becomes of the call.
 			cancel(err)
 			r := <-done
-			if r.panic != nil {
-				panic(r.panic)
-			}
 			return r.value, errors.Join(r.err, context.Canceled)
 		}
 	}
@@ -323,7 +331,14 @@ func (h sandboxService) WatchEvents(ctx context.Context, req *connect.Request[wa
 	defer cancel()
 	events, done := make(chan *engine.Event), make(chan error, 1)
 	go func() {
-		done <- h.s.engine.Watch(ctx, callerOf(ctx), engine.WatchRequest{ID: m.GetId(), After: m.GetAfter(), NoFollow: m.GetNoFollow()}, func(e *engine.Event) error {
+		var err error
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+			done <- err
+		}()
+		err = h.s.engine.Watch(ctx, callerOf(ctx), engine.WatchRequest{ID: m.GetId(), After: m.GetAfter(), NoFollow: m.GetNoFollow()}, func(e *engine.Event) error {
 			select {
 			case events <- e:
 				return nil

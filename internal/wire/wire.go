@@ -5,6 +5,7 @@ package wire
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"unicode/utf8"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warren-sandbox/warren"
 	warrenv1 "github.com/warren-sandbox/warren/proto/warren/v1"
@@ -300,27 +302,43 @@ func (f Fault) detail() *warrenv1.ErrorDetail {
 var writer = connect.NewErrorWriter()
 
 // Write answers a plain HTTP request with the fault: in the form that its protocol has for errors when the request is a remote
-// call, and else as JSON.
+// call whose errors are not in the status, and else as JSON, which is also the form for unary calls of Connect.
 func (f Fault) Write(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set(ErrorHeader, f.Name)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if writer.IsSupported(r) {
+	contentType := strings.ToLower(r.Header.Get("Content-Type"))
+	if r.Method == http.MethodPost && (strings.HasPrefix(contentType, "application/connect+") || strings.HasPrefix(contentType, "application/grpc")) && writer.IsSupported(r) {
 		writer.Write(w, r, f.Connect())
 		return
 	}
-	body, _ := json.Marshal(struct {
-		Code     string `json:"code"`
-		Message  string `json:"message"`
-		Kind     string `json:"kind"`
-		Op       string `json:"op,omitempty"`
-		ID       string `json:"id,omitempty"`
-		Hint     string `json:"hint,omitempty"`
-		Resource string `json:"resource,omitempty"`
-	}{f.Code.String(), f.Message, f.Name, f.Op, f.ID, f.Hint, f.Resource})
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(f.Status)
 	if r.Method != http.MethodHead {
-		w.Write(append(body, '\n'))
+		w.Write(append(f.json(), '\n'))
 	}
+}
+
+// json is Connect's form of an error, with the fields of the detail beside it for those who do not read protobuf.
+func (f Fault) json() []byte {
+	type detail struct {
+		Type  string `json:"type"`
+		Value string `json:"value"`
+	}
+	body := struct {
+		Code     string   `json:"code"`
+		Message  string   `json:"message"`
+		Kind     string   `json:"kind"`
+		Op       string   `json:"op,omitempty"`
+		ID       string   `json:"id,omitempty"`
+		Hint     string   `json:"hint,omitempty"`
+		Resource string   `json:"resource,omitempty"`
+		Details  []detail `json:"details,omitempty"`
+	}{Code: f.Code.String(), Message: f.Message, Kind: f.Name, Op: f.Op, ID: f.ID, Hint: f.Hint, Resource: f.Resource}
+	d := f.detail()
+	if value, err := proto.Marshal(d); err == nil {
+		body.Details = []detail{{string(d.ProtoReflect().Descriptor().FullName()), base64.RawStdEncoding.EncodeToString(value)}}
+	}
+	b, _ := json.Marshal(body)
+	return b
 }

@@ -63,6 +63,29 @@ func (s *Server) start() {
 	go s.Serve(l)
 }
 
+// TCP also listens on loopback, and returns the URL.
+func (s *Server) TCP() string {
+	s.t.Helper()
+	l, err := s.ListenTCP("127.0.0.1:0", server.TCPOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	go s.Serve(l)
+	return "http://" + l.Addr().String()
+}
+
+// User returns an SDK client over TCP that acts as a user.
+func (s *Server) User(url, user string) *warren.Client {
+	s.t.Helper()
+	s.Engine.AddToken("token-of-"+user, user)
+	c, err := warren.Connect(s.t.Context(), warren.Options{URL: url, Token: "token-of-" + user})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // Stop ends the server, with little patience for requests under way.
 func (s *Server) Stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
@@ -435,6 +458,9 @@ func (e *Engine) AccessToken(c engine.Caller, ref string) (string, error) {
 	}
 	return "guest-token", nil
 }
+
+// MarkFirstCommand implements server.Engine.
+func (e *Engine) MarkFirstCommand(context.Context, warren.SandboxID) error { return nil }
 
 // Instance implements server.Engine.
 func (e *Engine) Instance() string { return "instance" }
