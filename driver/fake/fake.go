@@ -28,6 +28,9 @@ type Options struct {
 	// Guest returns what answers on [warren.GuestPort] of a sandbox; nil means a handler of /health and /init. It is
 	// called for every connection.
 	Guest func(id warren.SandboxID) http.Handler
+	// GuestConn, when set, takes connections to [warren.GuestPort] as they are and closes them, instead of Guest: for guests that
+	// talk nonsense.
+	GuestConn func(id warren.SandboxID, c net.Conn)
 	// Dial connects to another port of a sandbox; nil means that nothing listens on any.
 	Dial func(ctx context.Context, id warren.SandboxID, port uint16) (net.Conn, error)
 	// CreateLatency is how long a boot takes.
@@ -239,6 +242,10 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 		return nil, err
 	}
 	far.onClose = release
+	if d.opts.GuestConn != nil {
+		go d.opts.GuestConn(id, far)
+		return near, nil
+	}
 	select {
 	case d.conns <- &guestConn{far, id}:
 		return near, nil

@@ -308,7 +308,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 		return tx.AppendEvent(e.event(actor, "sandbox.restart", &row, ""))
 	}); err != nil {
 		revert()
-		return fmt.Errorf("restart sandbox %s: %w", label, err)
+		return cutShort(ctx, label, err)
 	}
 	err := fpRestartIntent.Hit()
 	if err == nil {
@@ -346,7 +346,16 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	if err := e.opts.Drivers[row.Driver].Delete(cleanup, row.ID); err != nil {
 		e.metrics.driverError(row.Driver, "delete")
 	}
+	err = cutShort(ctx, label, err)
 	e.setFailed(cleanup, sb, store.Failure{Reason: "create", Message: err.Error(), Time: e.clock.Now()})
+	return err
+}
+
+// cutShort names what was restarted. A delete ends a restart by its context, which is not that of those who wait for it.
+func cutShort(ctx context.Context, label string, err error) error {
+	if context.Cause(ctx) == context.Canceled {
+		return fmt.Errorf("the restart of sandbox %s was cut short by its delete: %w", label, warren.ErrState)
+	}
 	return fmt.Errorf("restart sandbox %s: %w", label, err)
 }
 
