@@ -48,13 +48,7 @@ show() {
 
 # The host's processes of one sandbox: those in the control group that carries its id.
 pids_of() {
-	local f
-	for f in /proc/[0-9]*/cgroup; do
-		if grep -qs "/$1\$" "$f"; then
-			f=${f#/proc/}
-			echo "${f%/cgroup}"
-		fi
-	done
+	grep -ls "/$1\$" /proc/[0-9]*/cgroup | sed 's|^/proc/\([0-9]*\)/.*|\1|' || true
 }
 
 cleanup() {
@@ -141,12 +135,9 @@ show warren workspace rm "$workspace"
 show warren shutdown --sandboxes
 # Whatever names the data directory in its arguments, or has a file of it open, or is mounted from it.
 left=0
-for p in /proc/[0-9]*; do
-	[ "$p" = "/proc/$$" ] && continue
-	if words=$(tr '\0' ' ' 2>/dev/null <"$p/cmdline") 2>/dev/null && [[ $words == *"$WARREN_HOME"* ]]; then
-		echo "left: process ${p#/proc/}: $words"
-		left=1
-	fi
+for p in $(grep -lsF "$WARREN_HOME" /proc/[0-9]*/cmdline || true); do
+	echo "left: process ${p//[!0-9]/}: $(tr '\0' ' ' <"$p")"
+	left=1
 done
 if grep -F "$WARREN_HOME" /proc/mounts; then left=1; fi
 if pids_of "$id" | grep .; then left=1; fi

@@ -70,7 +70,7 @@ func (a *app) removeAll(ctx context.Context, dir string) error {
 	})
 }
 
-// stopDaemon ends the daemon that holds the lock of a data directory and waits until the lock is free.
+// stopDaemon ends the daemon that holds the lock of a data directory and waits until its process is gone.
 func stopDaemon(ctx context.Context, dir string) error {
 	pid, err := daemonPID(dir)
 	if err != nil || pid == 0 {
@@ -89,10 +89,21 @@ func stopDaemon(ctx context.Context, dir string) error {
 		return fmt.Errorf("end the daemon (process %d): %w", pid, err)
 	}
 	deadline := time.After(stopTimeout)
+	var freed time.Time
 	for {
+		// The lock is given up a moment before the process is gone, and "ended" means gone; but a process that nobody
+		// waits for stays as a zombie.
 		now, err := daemonPID(dir)
-		if err != nil || now != pid {
+		if err != nil {
 			return err
+		}
+		if now != pid {
+			if freed.IsZero() {
+				freed = time.Now()
+			}
+			if errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone) || time.Since(freed) > time.Second {
+				return nil
+			}
 		}
 		select {
 		case <-ctx.Done():
