@@ -195,16 +195,20 @@ func (d *Driver) ensure(ctx context.Context, replace bool) error {
 		if r.Version != protocol.Version || r.Build != build {
 			d.log.Info("replace the keeper, which is of another build", "pid", r.PID)
 			c.Close()
+			gone, err := d.goneFunc()
+			if err != nil {
+				return err
+			}
 			if _, _, err := d.roundTrip(ctx, &protocol.Request{Op: protocol.OpRetire}); err != nil && !errors.Is(err, errNoKeeper) {
 				return fmt.Errorf("replace the keeper: %w", err)
 			}
-			if err := d.waitGone(ctx); err != nil {
+			if err := gone(ctx); err != nil {
 				return err
 			}
-			err = errNoKeeper
+			c = nil
 		}
 	}
-	if errors.Is(err, errNoKeeper) {
+	if c == nil && (err == nil || errors.Is(err, errNoKeeper)) {
 		if err = d.start(ctx); err == nil {
 			c, _, err = d.roundTrip(ctx, &protocol.Request{Op: protocol.OpAttach})
 		}
@@ -233,9 +237,18 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
+// maxLog is how large a keeper's log may be before the next keeper begins a new one.
+const maxLog = 8 << 20
+
 // start runs a keeper in a session of its own and waits until it serves.
 func (d *Driver) start(ctx context.Context) error {
-	log, err := os.OpenFile(filepath.Join(d.opts.StateDir, protocol.LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	name := filepath.Join(d.opts.StateDir, protocol.LogFile)
+	if fi, err := os.Stat(name); err == nil && fi.Size() > maxLog {
+		if err := os.Rename(name, name+".old"); err != nil {
+			return err
+		}
+	}
+	log, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -279,17 +292,20 @@ func (d *Driver) start(ctx context.Context) error {
 	return nil
 }
 
-// waitGone waits until the keeper has let go of the state directory.
-func (d *Driver) waitGone(ctx context.Context) error {
+// goneFunc returns a function that waits until the keeper of this moment has let go of the state directory, which it does
+// when it has ended.
+func (d *Driver) goneFunc() (func(context.Context) error, error) {
 	f, err := os.OpenFile(filepath.Join(d.opts.StateDir, protocol.PIDFile), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return func(context.Context) error { return nil }, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer f.Close()
-	return flock(ctx, f)
+	return func(ctx context.Context) error {
+		defer f.Close()
+		return flock(ctx, f)
+	}, nil
 }
 
 // buildID is keeper.BuildID; that package links gVisor.

@@ -335,16 +335,16 @@ func (d *Driver) Close() error {
 // Shutdown ends a keeper that has no sandbox, at once, and closes the driver. While there are sandboxes it returns
 // [warren.ErrState] and changes nothing.
 func (d *Driver) Shutdown(ctx context.Context) error {
-	_, _, err := d.roundTrip(ctx, &protocol.Request{Op: protocol.OpShutdown})
-	switch {
-	case errors.Is(err, errNoKeeper):
-		// It has ended already.
-	case err != nil:
+	gone, err := d.goneFunc()
+	if err != nil {
+		return err
+	}
+	_, _, err = d.roundTrip(ctx, &protocol.Request{Op: protocol.OpShutdown})
+	if err != nil && !errors.Is(err, errNoKeeper) { // which says that it has ended already
 		return fmt.Errorf("shut the keeper down: %w", err)
-	default:
-		if err := d.waitGone(ctx); err != nil {
-			return err
-		}
+	}
+	if err := gone(ctx); err != nil {
+		return err
 	}
 	return d.Close()
 }

@@ -35,7 +35,6 @@ type Keeper struct {
 	instance string
 	build    string
 	starts   *semaphore.Weighted
-	lock     *os.File
 	listener *net.UnixListener
 	idle     time.Duration
 
@@ -61,10 +60,7 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: discard{}}})
 	log.SetLevel(log.Warning)
 
-	lock, err := lockPIDFile()
-	if err != nil {
-		return nil, err
-	}
+	unix.CloseOnExec(lockFD) // held until the end
 	for _, d := range []string{sandboxesDir, gvisorRoot} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
@@ -94,8 +90,8 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 	}
 	k := &Keeper{
 		log: logger, conf: conf, cgroups: groups, instance: instance, build: build,
-		starts: semaphore.NewWeighted(int64(max(runtime.NumCPU(), 2))),
-		lock:   lock, idle: idle,
+		starts:    semaphore.NewWeighted(int64(max(runtime.NumCPU(), 2))),
+		idle:      idle,
 		sandboxes: map[string]*sandbox{},
 		ranges:    map[int]bool{},
 		watchers:  map[chan struct{}]bool{},

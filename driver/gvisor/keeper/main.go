@@ -33,6 +33,9 @@ const (
 // readyFD is the descriptor on which a starting keeper tells the driver that it serves ("ok\n") or why not.
 const readyFD = 3
 
+// lockFD holds the lock of the state directory, which goes along when the binary executes itself.
+const lockFD = 4
+
 // Main runs the keeper with the arguments behind the role and returns its exit code.
 //
 // It runs twice in one process: the first pass makes the mount namespace on one thread and executes the binary again,
@@ -53,6 +56,10 @@ func Main(args []string) int {
 		return 1
 	}
 	if !*inside {
+		// Before anything is made: a keeper that ends removes its directories until it lets go of the lock.
+		if err := lockPIDFile(*state); err != nil {
+			return fail(err)
+		}
 		err := enterNamespace(*state, append([]string{os.Args[0], Role, "-inside"}, args...))
 		return fail(err)
 	}
@@ -79,7 +86,10 @@ func BeforeGVisor(args []string) []string {
 	if len(args) > 0 && (args[0] == "runsc-sandbox" || args[0] == "runsc-gofer") {
 		// A start makes little garbage and has no time for it; it is collected when the sandbox runs.
 		percent := debug.SetGCPercent(-1)
-		time.AfterFunc(500*time.Millisecond, func() { debug.SetGCPercent(percent) })
+		time.AfterFunc(500*time.Millisecond, func() {
+			debug.SetGCPercent(percent)
+			debug.FreeOSMemory()
+		})
 	}
 	if len(args) > 0 && args[0] == "runsc-sandbox" {
 		useSeccomp()
@@ -153,40 +163,52 @@ func enterNamespace(state string, argv []string) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	// The ready descriptor goes along.
-	if _, err := unix.FcntlInt(readyFD, unix.F_SETFD, 0); err != nil {
-		return err
+	for _, fd := range []uintptr{readyFD, lockFD} {
+		if _, err := unix.FcntlInt(fd, unix.F_SETFD, 0); err != nil {
+			return err
+		}
 	}
 	env := []string{"PATH=/", "TMPDIR=/tmp", "GODEBUG=" + os.Getenv("GODEBUG")}
 	return fmt.Errorf("execute the runtime again: %w", syscall.Exec("/proc/self/exe", argv, env))
 }
 
-// lockPIDFile makes this process the only keeper of the state directory for as long as it lives.
-func lockPIDFile() (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(stateDir, protocol.PIDFile), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
+// lockPIDFile makes this process the only keeper of a state directory for as long as it lives. The lock is on
+// descriptor lockFD.
+func lockPIDFile(state string) error {
+	path := filepath.Join(state, protocol.PIDFile)
 	// A keeper that retires answers its last callers before it goes.
-	deadline := time.Now().Add(15 * time.Second)
-	for {
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
+		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && !isFile(f, path) {
+			err = errors.New("its last keeper has just removed its files")
+		}
 		if err == nil {
-			break
+			defer f.Close()
+			if err := f.Truncate(0); err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(f, "%d\n", os.Getpid()); err != nil {
+				return err
+			}
+			return unix.Dup3(int(f.Fd()), lockFD, unix.O_CLOEXEC)
 		}
+		f.Close()
 		if time.Now().After(deadline) {
-			f.Close()
-			return nil, fmt.Errorf("another keeper runs on this state directory: %w", err)
+			return fmt.Errorf("another keeper runs on this state directory: %w", err)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	if err := f.Truncate(0); err != nil {
-		f.Close()
-		return nil, err
+}
+
+// isFile says whether the open file is still the one of that name.
+func isFile(f *os.File, path string) bool {
+	a, err := f.Stat()
+	if err != nil {
+		return false
 	}
-	if _, err := fmt.Fprintf(f, "%d\n", os.Getpid()); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	b, err := os.Stat(path)
+	return err == nil && os.SameFile(a, b)
 }

@@ -25,9 +25,10 @@ import (
 // share the sandbox's memory, whose end frees nothing.
 
 const (
-	// oomAnswer is how long the guest may take, and oomShrink how long until the memory is free.
-	oomAnswer = 3 * time.Second
-	oomShrink = 3 * time.Second
+	// oomTime is how long the guest may take until the memory is free.
+	oomTime = 5 * time.Second
+	// maxLoans bounds what is lent at a time.
+	maxLoans = 4
 )
 
 // oomLoan is what is lent to let the guest act.
@@ -102,47 +103,70 @@ func (g *oomGuard) underOOM() bool {
 	return readKey(filepath.Join(g.dir, "memory.oom_control"), "under_oom") == 1
 }
 
-// relieve has the guest kill its largest process, with memory lent for the time.
+// relieve has the guest kill its largest process, with memory lent for the time. The program that runs away uses the
+// loan too, and once it has all of it the kernel of the sandbox stands still again, so there are several.
 func (k *Keeper) relieve(s *sandbox, g *oomGuard) error {
 	limit := s.meta.Limits.Memory + memoryHeadroom(s.meta.Limits.Memory)
 	setLimit := func(n int64) error {
 		return os.WriteFile(filepath.Join(g.dir, "memory.limit_in_bytes"), []byte(strconv.FormatInt(n, 10)), 0)
 	}
 	k.log.Info("out of memory; the guest is asked to kill its largest process", "sandbox", s.id)
-	if err := setLimit(limit + oomLoan(s.meta.Limits.Memory)); err != nil {
+	start := time.Now()
+	loans := int64(0)
+	lend := func() error {
+		if loans == maxLoans {
+			return fmt.Errorf("%d loans are used up", loans)
+		}
+		loans++
+		return setLimit(limit + loans*oomLoan(s.meta.Limits.Memory))
+	}
+	if err := lend(); err != nil {
 		return err
 	}
-	asked := time.Now()
-	err := k.askGuest(s)
-	answered := time.Now()
-	if err != nil {
-		return err
-	}
-	defer func() {
-		k.log.Info("memory is freed", "sandbox", s.id, "answer", answered.Sub(asked), "shrink", time.Since(answered))
-	}()
-	// A lower limit than what is in use makes the kernel reclaim, and fails while it cannot.
-	for deadline := time.Now().Add(oomShrink); ; time.Sleep(5 * time.Millisecond) {
-		serr := setLimit(limit)
-		if serr == nil || errors.Is(serr, unix.ENOENT) {
+	answer := make(chan error, 1)
+	go func() { answer <- k.askGuest(s) }()
+	answered := false
+	var lastErr error
+	for deadline := start.Add(oomTime); time.Now().Before(deadline); {
+		select {
+		case err := <-answer:
+			if err != nil {
+				return err
+			}
+			answered = true
+			answer = nil
+		case <-s.died:
+			return nil
+		case <-time.After(5 * time.Millisecond):
+		}
+		if g.underOOM() {
+			if err := lend(); err != nil {
+				return err
+			}
+			continue
+		}
+		if !answered {
+			continue
+		}
+		// A lower limit than what is in use makes the kernel reclaim, and fails while it cannot.
+		if lastErr = setLimit(limit); lastErr == nil || errors.Is(lastErr, unix.ENOENT) {
+			k.log.Info("memory is freed", "sandbox", s.id, "loans", loans, "took", time.Since(start))
 			return nil
 		}
-		if time.Now().After(deadline) {
-			return serr
-		}
 	}
+	return fmt.Errorf("memory was not freed in time: %w", lastErr)
 }
 
 // askGuest calls POST /warren/oom on the trusted channel.
 func (k *Keeper) askGuest(s *sandbox) error {
-	ctx, cancel := context.WithTimeout(context.Background(), oomAnswer)
+	ctx, cancel := context.WithTimeout(context.Background(), oomTime)
 	defer cancel()
 	ch, stream, err := k.dial(ctx, s.id, guestPort)
 	if err != nil {
 		return err
 	}
 	defer ch.reset(stream)
-	stream.SetDeadline(time.Now().Add(oomAnswer))
+	stream.SetDeadline(time.Now().Add(oomTime))
 	if _, err := fmt.Fprint(stream, "POST /warren/oom HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"); err != nil {
 		return err
 	}

@@ -214,7 +214,6 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 		return err
 	}
 	defer guest.Close()
-	t0 := time.Now()
 	cont, err := container.New(conf, container.Args{
 		ID: s.id, Spec: oci, BundleDir: bundle, PassFiles: map[int]*os.File{3: guest},
 	})
@@ -223,7 +222,6 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 		return k.bootFailed(s, "create", err)
 	}
 	s.cont, s.kernel = cont, cont.Sandbox
-	t1 := time.Now()
 	s.meta.Sandbox = processOf(cont.Sandbox.Getpid())
 	s.meta.Gofer = processOf(cont.GoferPid.Load())
 	if err := s.meta.save(); err != nil {
@@ -244,14 +242,12 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 	start := *conf
 	start.Network = config.NetworkNone
 	err = cont.Start(&start)
-	t2 := time.Now()
 	if perr := <-placed; perr != nil {
 		return errors.Join(err, perr)
 	}
 	if err != nil {
 		return k.bootFailed(s, "start", err)
 	}
-	k.log.Info("booted", "sandbox", s.id, "new", t1.Sub(t0), "start", t2.Sub(t1), "cgroup", time.Since(t2))
 	if ctx.Err() != nil {
 		return canceled
 	}
