@@ -400,14 +400,18 @@ func (m *model) check(t *testing.T, r *rig) {
 			continue
 		}
 		sb, err := r.Create(ctx, alice, CreateRequest{Spec: m.spec(name), IdempotencyKey: m.keys[name]}, nil)
+		id, there := m.boxes[name]
+		if there && errors.Is(err, warren.ErrExists) {
+			continue // it was there before that create began
+		}
 		if err != nil {
 			t.Errorf("a retry of the create of %s: %v", name, err)
-		} else if id, ok := m.boxes[name]; ok && id != string(sb.ID) {
+			continue
+		}
+		if there && id != string(sb.ID) {
 			t.Errorf("a retry of the create of %s made a second sandbox", name)
 		}
-		if err == nil {
-			m.boxes[name] = string(sb.ID)
-		}
+		m.boxes[name] = string(sb.ID)
 	}
 }
 
