@@ -55,9 +55,14 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if req.DefaultUser != "" {
-		if _, err := s.user(req.DefaultUser); err != nil {
+		u, err := s.user(req.DefaultUser)
+		if err != nil {
 			httpError(w, http.StatusBadRequest, wire.AsError(err).Message)
 			return
+		}
+		if s.cfg.ReapOrphans {
+			// A home that cannot be furnished is no reason to have no sandbox.
+			_ = furnish(u, "/etc/skel")
 		}
 	}
 	if req.Hostname != "" && s.cfg.ReapOrphans {
