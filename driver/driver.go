@@ -105,7 +105,8 @@ type Mount struct {
 type Owner struct {
 	// IDBase is the host id that stands for 0; 65536 ids from there on are mapped one to one.
 	IDBase uint32
-	// User, when set, instead maps the single host ids UID and GID to the sandbox's user, and everything else to nobody.
+	// User, when set, instead maps the single host ids UID and GID to the sandbox's user. The sandbox's root stands for
+	// DiskIDBase on disk, since a kernel may make a file as root before it gives it away; everything else is nobody.
 	User     bool
 	UID, GID uint32
 }
