@@ -230,15 +230,6 @@ func ago(t time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// stamp is a time for JSON, nil when there is none.
-func stamp(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	t = t.UTC()
-	return &t
-}
-
 // bytesOf writes a number of bytes for people, nothing for 0.
 func bytesOf(n int64) string {
 	if n == 0 {
