@@ -34,6 +34,10 @@ test)
 	need mkfs.ext4 e2fsprogs
 	need mount mount
 	need ssh openssh-client
+	need ip iproute2
+	need pgrep procps
+	need unshare util-linux
+	need xz xz-utils
 	;;
 bench)
 	need bwrap bubblewrap
