@@ -15,6 +15,7 @@ import (
 	"testing/fstest"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 // at returns the files below a directory.
@@ -160,9 +161,7 @@ func TestFSErrors(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.name == "other user's file" {
-				if os.Getuid() != 0 {
-					t.Skip("needs another user")
-				}
+				testenv.NeedsRoot(t)
 				os.Chmod(dir, 0o700)
 			}
 			err := test.call(f)

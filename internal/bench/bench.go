@@ -27,8 +27,7 @@ type Options struct {
 	Program string
 	// Image to start from; empty means the server's default.
 	Image string
-	// Rounds is how often each way to start is measured; 0 means 20. IO repeats each workload a fifth as often, at least
-	// three times.
+	// Rounds is how often each way to start is measured; 0 means 20. IO repeats each workload a fifth as often.
 	Rounds int
 	// Idle are the numbers of idle sandboxes at which memory is measured; nil means 1, 50 and 100.
 	Idle []int

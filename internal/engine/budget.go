@@ -88,6 +88,7 @@ type BudgetError struct {
 	message  string
 }
 
+// Error names the budget.
 func (b *BudgetError) Error() string { return b.message }
 
 // Unwrap returns [warren.ErrExhausted].

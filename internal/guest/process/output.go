@@ -217,6 +217,7 @@ func (o *Output) tell() {
 // LostError says that output up to a sequence number is no longer kept. The follower goes on from there.
 type LostError struct{ Before int64 }
 
+// Error implements error.
 func (e *LostError) Error() string { return "output is no longer kept" }
 
 // ErrIdle says that nothing happened for the time asked.

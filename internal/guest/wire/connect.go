@@ -72,6 +72,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
+// Error implements error.
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
 // AsError returns err as an [Error], unknown if it has no code.
