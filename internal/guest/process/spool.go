@@ -1,8 +1,8 @@
 package process
 
 import (
+	"cmp"
 	"encoding/binary"
-	"io"
 	"os"
 	"slices"
 	"sync"
@@ -71,6 +71,7 @@ type spoolSegment struct {
 	start, end int64 // sequence numbers
 	size       int64
 	index      []spoolMark
+	next       spoolMark // after the record read last
 }
 
 type spoolMark struct{ seq, off int64 }
@@ -162,28 +163,42 @@ func (s *spool) read(seq int64) (Chunk, bool) {
 	return Chunk{}, false
 }
 
+// read returns the record that holds seq. A reader that goes on where the last one stopped costs one look at the disk;
+// another starts at the index and passes over the records up to its place, a window of the file at a time.
 func (g *spoolSegment) read(seq int64) (Chunk, bool) {
-	i, found := slices.BinarySearchFunc(g.index, seq, func(m spoolMark, s int64) int { return int(m.seq - s) })
-	if !found {
-		i--
-	}
-	at := g.index[i]
-	for at.off < g.size {
-		var head [recordHeader]byte
-		if _, err := g.f.ReadAt(head[:], at.off); err != nil {
-			return Chunk{}, false
+	at := g.next
+	if at.seq != seq {
+		i, found := slices.BinarySearchFunc(g.index, seq, func(m spoolMark, s int64) int { return cmp.Compare(m.seq, s) })
+		if !found {
+			i--
 		}
-		n := int64(binary.BigEndian.Uint32(head[1:]))
-		if seq < at.seq+n {
-			skip := seq - at.seq
-			data := make([]byte, n-skip)
-			if _, err := g.f.ReadAt(data, at.off+recordHeader+skip); err != nil && err != io.EOF {
+		at = g.index[i]
+	}
+	var buf [4096]byte
+	var win []byte // what has been read from at.off on
+	for at.off < g.size {
+		if len(win) < recordHeader {
+			n, _ := g.f.ReadAt(buf[:], at.off) // what could be read tells whether it is enough
+			if n < recordHeader {
 				return Chunk{}, false
 			}
-			return Chunk{Seq: seq, Kind: Kind(head[0]), Data: data}, true
+			win = buf[:n]
+		}
+		n := int64(binary.BigEndian.Uint32(win[1:]))
+		if seq < at.seq+n {
+			skip := seq - at.seq
+			c := Chunk{Seq: seq, Kind: Kind(win[0]), Data: make([]byte, n-skip)}
+			if have := win[recordHeader:]; int64(len(have)) >= n {
+				copy(c.Data, have[skip:])
+			} else if _, err := g.f.ReadAt(c.Data, at.off+recordHeader+skip); err != nil {
+				return Chunk{}, false
+			}
+			g.next = spoolMark{at.seq + n, at.off + recordHeader + n}
+			return c, true
 		}
 		at.seq += n
 		at.off += recordHeader + n
+		win = win[min(int64(len(win)), recordHeader+n):]
 	}
 	return Chunk{}, false
 }

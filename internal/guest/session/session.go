@@ -317,6 +317,10 @@ func (s *Session) Run(ctx context.Context, command string, timeout time.Duration
 	for len(s.tell) > 0 {
 		<-s.tell // said while nobody asked
 	}
+	s.base = nil
+	if timeout > 0 {
+		s.base = descendants(s.p.PID)
+	}
 	r := &Run{Output: s.p.Output.Follow(-1), done: make(chan struct{})}
 	// The redirections give the command an empty input, and keep the shell's own descriptors from it.
 	line := fmt.Sprintf("PS1= PS2= PROMPT_COMMAND=; { eval %s; } </dev/null %d>&-; %s\n", code, controlFD, report(word, "$?"))
@@ -328,10 +332,7 @@ func (s *Session) Run(ctx context.Context, command string, timeout time.Duration
 		}
 		return nil, err
 	}
-	s.busy, s.base = true, nil
-	if timeout > 0 {
-		s.base = descendants(s.p.PID)
-	}
+	s.busy = true
 	go func() {
 		defer cleanup()
 		s.wait(r, word, timeout)
