@@ -99,7 +99,7 @@ func (e *Engine) runDelete(sb *sandbox, op *operation, was State, actor, action,
 		e.mu.Lock()
 		row := sb.row
 		e.mu.Unlock()
-		err = e.store.Update(e.ctx, func(tx *store.Tx) error {
+		err = e.store.UpdateFreeing(e.ctx, func(tx *store.Tx) error {
 			if err := tx.UpdateSandbox(&row); err != nil {
 				return err
 			}
@@ -206,7 +206,7 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 		return err
 	}
 	event := *x.event
-	if err := e.store.Update(ctx, func(tx *store.Tx) error {
+	if err := e.store.UpdateFreeing(ctx, func(tx *store.Tx) error {
 		if err := tx.DeleteSandbox(row.ID); err != nil {
 			return err
 		}

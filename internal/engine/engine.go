@@ -81,6 +81,7 @@ type Engine struct {
 	metrics *metrics
 	starts  *queue
 	line    *timeline
+	saved   int64 // reading of line when activity was last saved; of the heartbeat
 
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
@@ -247,7 +248,7 @@ func describe(name string, d driver.Driver) driver.Info {
 func (e *Engine) Doctor(ctx context.Context) []driver.Check {
 	var all []driver.Check
 	if err := e.store.Err(); err != nil {
-		all = append(all, driver.Check{Name: "store", Status: "fail", Message: err.Error(), Hint: "start the server again; if that fails, restore " + "warren.db from a backup"})
+		all = append(all, driver.Check{Name: "store", Status: "fail", Message: err.Error(), Hint: "start the server again; if that fails, restore warren.db from a backup"})
 	} else {
 		all = append(all, driver.Check{Name: "store", Status: "ok", Message: "takes changes"})
 	}

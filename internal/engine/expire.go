@@ -134,14 +134,10 @@ func (e *Engine) expire() time.Duration {
 const heartbeat = 30 * time.Second
 
 func (e *Engine) heartbeatLoop() {
-	var saved int64
 	for {
 		ctx, cancel := context.WithTimeout(e.ctx, heartbeat)
-		now := e.line.now()
-		if err := e.saveActivitySince(ctx, saved); err != nil {
+		if err := e.saveActivity(ctx); err != nil && e.ctx.Err() == nil {
 			e.log.Warn("heartbeat", "error", err)
-		} else {
-			saved = now
 		}
 		cancel()
 		select {
@@ -152,10 +148,10 @@ func (e *Engine) heartbeatLoop() {
 	}
 }
 
-func (e *Engine) saveActivity(ctx context.Context) error { return e.saveActivitySince(ctx, 0) }
-
-// saveActivitySince writes the time line, who was active since a reading of it, and forgets old keys.
-func (e *Engine) saveActivitySince(ctx context.Context, since int64) error {
+// saveActivity writes the time line and who was active since it was last written, and forgets old keys. It is called by
+// the heartbeat, and once more when that has ended.
+func (e *Engine) saveActivity(ctx context.Context) error {
+	since, now := e.saved, e.line.now()
 	type use struct {
 		id warren.SandboxID
 		at time.Time
@@ -188,7 +184,7 @@ func (e *Engine) saveActivitySince(ctx context.Context, since int64) error {
 			return err
 		}
 	}
-	return e.store.Update(ctx, func(tx *store.Tx) error {
+	err := e.store.Update(ctx, func(tx *store.Tx) error {
 		for _, u := range used {
 			if err := tx.SetActive(u.id, u.at); err != nil {
 				return err
@@ -204,4 +200,8 @@ func (e *Engine) saveActivitySince(ctx context.Context, since int64) error {
 		}
 		return e.line.save(tx)
 	})
+	if err == nil {
+		e.saved = now
+	}
+	return err
 }

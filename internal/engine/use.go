@@ -250,6 +250,8 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 			switch s := sb.state(); {
 			case sb.row.Damaged != "":
 				err = failedError(sb)
+			case e.opts.Drivers[sb.row.Driver] == nil:
+				err = fmt.Errorf("driver %q, which sandbox %s needs, is not open in this server: %w", sb.row.Driver, sb.label(), warren.ErrUnavailable)
 			case s == Running && !asked:
 				e.mu.Unlock()
 				return nil
@@ -343,9 +345,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	// What was left of it goes now, or with the next restart or delete.
 	cleanup, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 	defer cancel()
-	if err := e.opts.Drivers[row.Driver].Delete(cleanup, row.ID); err != nil {
-		e.metrics.driverError(row.Driver, "delete")
-	}
+	e.removeExecution(sb)
 	err = cutShort(ctx, label, err)
 	e.setFailed(cleanup, sb, store.Failure{Reason: "create", Message: err.Error(), Time: e.clock.Now()})
 	return err
@@ -362,9 +362,6 @@ func cutShort(ctx context.Context, label string, err error) error {
 // execute removes the old execution and makes a new one.
 func (e *Engine) execute(ctx context.Context, row *store.Sandbox) error {
 	d := e.opts.Drivers[row.Driver]
-	if d == nil {
-		return fmt.Errorf("driver %q is not open in this server: %w", row.Driver, warren.ErrUnavailable)
-	}
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
 	err := d.Delete(dctx, row.ID)
 	cancel()

@@ -463,7 +463,7 @@ func (e *Engine) removeWorkspace(ctx context.Context, w *workspace, event *store
 	if err := fpWorkspaceRemoved.Hit(); err != nil {
 		return err
 	}
-	return e.store.Update(ctx, func(tx *store.Tx) error {
+	return e.store.UpdateFreeing(ctx, func(tx *store.Tx) error {
 		if err := tx.DeleteWorkspace(w.row.ID); err != nil {
 			return err
 		}
@@ -518,7 +518,7 @@ func (e *Engine) DeleteWorkspace(ctx context.Context, c Caller, ref string, allo
 		return err
 	}
 	row.State = wsDeleting
-	err = e.store.Update(ctx, func(tx *store.Tx) error { return tx.UpdateWorkspace(&row) })
+	err = e.store.UpdateFreeing(ctx, func(tx *store.Tx) error { return tx.UpdateWorkspace(&row) })
 	if err != nil && !errors.Is(err, warren.ErrExhausted) { // deleting makes room
 		e.mu.Lock()
 		w.removing = w.row.State == wsDeleting

@@ -282,3 +282,18 @@ func full(path string) bool {
 	}
 	return int64(st.Bavail)*st.Bsize < 64<<10 || (st.Files > 0 && st.Ffree == 0)
 }
+
+// free is how many bytes the file system of path has left.
+func free(path string) int64 {
+	var st syscall.Statfs_t
+	if syscall.Statfs(filepath.Dir(path), &st) != nil {
+		return 0
+	}
+	return int64(st.Bavail) * st.Bsize
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rand.Read(b)
+	return b
+}

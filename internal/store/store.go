@@ -49,6 +49,7 @@ type Store struct {
 	broken  atomic.Pointer[error] // set when the disk failed; nothing is written from then on
 
 	pageSize int64
+	reserve  atomic.Int64         // size of the reserve when there was one last
 	stmts    map[string]*sql.Stmt // of conn, used by the writer goroutine only
 
 	mu      sync.Mutex
@@ -58,10 +59,11 @@ type Store struct {
 }
 
 type op struct {
-	ctx  context.Context
-	fn   func(*Tx) error
-	err  error
-	done chan struct{}
+	ctx   context.Context
+	fn    func(*Tx) error
+	frees bool
+	err   error
+	done  chan struct{}
 }
 
 var (
@@ -69,7 +71,11 @@ var (
 	afterCommit  = failpoint.New("store.after-commit")
 )
 
-const maxGroup = 512
+const (
+	maxGroup = 512
+	// checkEvery is after how many commits the log's size is looked at, beside once a second.
+	checkEvery = 8
+)
 
 // Open opens the database, creates it when there is none, and migrates an older one after making a copy of it. It
 // fails, and changes nothing, when the file is damaged, newer than this program, or used by another process.
@@ -114,9 +120,18 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	// A first write shows at once whether the disk takes any.
-	if _, err := s.conn.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES ('opened', ?)
-		ON CONFLICT (key) DO UPDATE SET value = excluded.value`, time.Now().UTC().Format(time.RFC3339)); err != nil {
-		return nil, s.explain("open", err)
+	opened := func() error {
+		_, err := s.conn.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES ('opened', ?)
+			ON CONFLICT (key) DO UPDATE SET value = excluded.value`, time.Now().UTC().Format(time.RFC3339))
+		return s.explain("open", err)
+	}
+	if err := opened(); errors.Is(err, warren.ErrExhausted) && s.makeRoom([]*op{{frees: true}}) {
+		// With the reserve, so that there is a server to delete things with.
+		if err := opened(); err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, err
 	}
 	if err := s.conn.QueryRowContext(ctx, `SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)`).Scan(&s.lastSeq); err != nil {
 		return nil, s.explain("open", err)
@@ -127,6 +142,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.reader, err = sql.Open("sqlite", dsn+"&_pragma=query_only(1)"); err != nil {
 		return nil, s.explain("open", err)
 	}
+	s.keepReserve()
 	s.reader.SetMaxOpenConns(4)
 	s.reader.SetMaxIdleConns(4)
 	go s.write()
@@ -178,18 +194,28 @@ func closer[T any, P interface {
 }
 
 // Update runs fn in a transaction and returns when it is durable. When fn returns an error, nothing of it is kept
-// and Update returns that error. fn must be quick, for it runs on the one writer, and must not call the store.
+// and Update returns that error. fn must be quick, for it runs on the one writer, must not call the store, and may be run
+// again.
 //
 // When ctx ends while the change waits for its turn it is dropped; once its turn has come Update waits for it.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
+	return s.update(&op{ctx: ctx, fn: fn, done: make(chan struct{})})
+}
+
+// UpdateFreeing is Update for a change that is a part of making room: on a full disk it may use the space that the store
+// keeps in reserve.
+func (s *Store) UpdateFreeing(ctx context.Context, fn func(*Tx) error) error {
+	return s.update(&op{ctx: ctx, fn: fn, frees: true, done: make(chan struct{})})
+}
+
+func (s *Store) update(o *op) error {
 	if err := s.Err(); err != nil {
 		return err
 	}
-	o := &op{ctx: ctx, fn: fn, done: make(chan struct{})}
 	select {
 	case s.ops <- o:
-	case <-ctx.Done():
-		return ctx.Err()
+	case <-o.ctx.Done():
+		return o.ctx.Err()
 	case <-s.stop:
 		return errClosed
 	}
@@ -231,6 +257,13 @@ func (s *Store) write() {
 	})
 	defer wg.Wait()
 	defer close(check)
+	poke := func() {
+		select {
+		case check <- struct{}{}:
+		default:
+		}
+	}
+	commits := 0
 	group := make([]*op, 0, maxGroup)
 	for {
 		select {
@@ -239,11 +272,11 @@ func (s *Store) write() {
 			s.gather(&group)
 			s.commit(group)
 			clear(group)
-		case <-tick.C:
-			select {
-			case check <- struct{}{}:
-			default:
+			if commits++; commits%checkEvery == 0 {
+				poke()
 			}
+		case <-tick.C:
+			poke()
 		case <-s.stop:
 			for {
 				select {
@@ -279,6 +312,11 @@ func (s *Store) commit(group []*op) {
 	}
 	if err != nil {
 		err = s.explain("write", err)
+	}
+	if errors.Is(err, warren.ErrExhausted) && s.makeRoom(group) {
+		if last, err = s.run(group); err != nil {
+			err = s.explain("write", err)
+		}
 	}
 	n := 0
 	for _, o := range group {
@@ -378,18 +416,81 @@ func (s *Store) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 // checkpoint moves pages from the log to the database. Passive, it disturbs nobody; a log that has grown large all
 // the same is emptied while writers wait.
 func (s *Store) checkpoint() {
-	info, err := os.Stat(s.opts.Path + "-wal")
-	if err != nil || info.Size() < 1000*s.pageSize || s.Err() != nil {
+	s.keepReserve()
+	size := logSize(s.opts.Path)
+	// Not more in the log than the reserve has room for, or a full disk could not take it.
+	if size < max(min(maxReserve, s.reserve.Load()), 32*s.pageSize) || s.Err() != nil {
 		return
 	}
 	mode := "PASSIVE"
-	if info.Size() > 64<<20 {
+	if size > 64<<20 {
 		mode = "TRUNCATE"
 	}
 	var busy, frames, moved int
 	if err := s.writer.QueryRow("PRAGMA wal_checkpoint("+mode+")").Scan(&busy, &frames, &moved); err != nil {
 		s.log.Warn("store checkpoint", "error", err)
 	}
+}
+
+// makeRoom tries to get room for a group that found the disk full, and reports whether another attempt is worth it. The log
+// holds many versions of the same pages and shrinks when they are moved to the database; for that, and for changes that
+// make room themselves, there is a reserve.
+func (s *Store) makeRoom(group []*op) bool {
+	for _, o := range group {
+		if o.frees {
+			if os.Remove(s.reservePath()) == nil {
+				s.log.Warn("the disk is full; the store uses its reserve")
+			}
+			break
+		}
+	}
+	before := logSize(s.opts.Path)
+	var busy, frames, moved int
+	err := s.conn.QueryRowContext(context.Background(), "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &frames, &moved)
+	if err != nil {
+		s.log.Warn("store checkpoint on a full disk", "error", err)
+	}
+	return !full(s.opts.Path) || logSize(s.opts.Path) < before
+}
+
+func logSize(path string) int64 {
+	info, err := os.Stat(path + "-wal")
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+func (s *Store) reservePath() string { return s.opts.Path + ".reserve" }
+
+// maxReserve is how much disk the store keeps for deletes on a full disk: about what its log may grow to.
+const maxReserve = 4 << 20
+
+// keepReserve makes the reserve when there is none and at least eight times as much is free.
+func (s *Store) keepReserve() {
+	if info, err := os.Lstat(s.reservePath()); err == nil {
+		s.reserve.Store(info.Size())
+		return
+	}
+	size := min(maxReserve, free(s.opts.Path)/8)
+	if size < 64<<10 {
+		return
+	}
+	f, err := os.OpenFile(s.reservePath(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return
+	}
+	// Written, not only allocated: some file systems allocate when written, some compress zeros away.
+	if _, err = f.Write(random(int(size))); err == nil {
+		err = f.Close()
+	} else {
+		f.Close()
+	}
+	if err != nil {
+		os.Remove(s.reservePath())
+		return
+	}
+	s.reserve.Store(size)
 }
 
 // Backup writes a consistent copy of the database to path, which must not exist, while changes go on.
