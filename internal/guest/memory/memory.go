@@ -175,15 +175,17 @@ var onGVisor = sync.OnceValue(func() bool {
 	return strings.Contains(readFile("/proc/version"), "#1 SMP Sun Jan 10 15:06:54 PST 2016")
 })
 
-// cgroupUsage reads what the container's own cgroup counts, less the file pages that can be dropped.
+// cgroupUsage reads what the container's own cgroup counts, less the file pages that can be dropped. A cgroup without a
+// limit is not the container's own.
 func cgroupUsage() (int64, bool) {
 	const v2, v1 = "/sys/fs/cgroup/", "/sys/fs/cgroup/memory/"
-	for _, c := range []struct{ usage, stat, file string }{
-		{v2 + "memory.current", v2 + "memory.stat", "inactive_file "},
-		{v1 + "memory.usage_in_bytes", v1 + "memory.stat", "total_inactive_file "},
+	for _, c := range []struct{ usage, limit, stat, file string }{
+		{v2 + "memory.current", v2 + "memory.max", v2 + "memory.stat", "inactive_file "},
+		{v1 + "memory.usage_in_bytes", v1 + "memory.limit_in_bytes", v1 + "memory.stat", "total_inactive_file "},
 	} {
 		n, err := strconv.ParseInt(strings.TrimSpace(readFile(c.usage)), 10, 64)
-		if err != nil {
+		limit, errLimit := strconv.ParseInt(strings.TrimSpace(readFile(c.limit)), 10, 64)
+		if err != nil || errLimit != nil || limit > 1<<60 {
 			continue
 		}
 		for line := range strings.Lines(readFile(c.stat)) {
