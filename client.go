@@ -168,6 +168,7 @@ func newClient(o Options) (*Client, error) {
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 		TLSClientConfig:     c.tls,
 		ForceAttemptHTTP2:   u.Scheme == "https",
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: 20 * time.Second, PingTimeout: 20 * time.Second},
 		MaxIdleConns:        256,
 		MaxIdleConnsPerHost: 64,
 		IdleConnTimeout:     60 * time.Second,

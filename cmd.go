@@ -243,10 +243,17 @@ func (c *Cmd) begin(ctx context.Context) {
 // watch follows the output and the context.
 func (c *Cmd) watch(st *output) {
 	go func() {
-		defer close(c.done)
-		defer c.closePipes()
-		defer c.stop()
-		c.follow(st)
+		st := c.follow(st)
+		c.closePipes()
+		close(c.done)
+		if c.state != nil {
+			// To its end, which is on its way, so that the connection can serve the next command.
+			late := time.AfterFunc(time.Second, c.stop)
+			st.shut()
+			late.Stop()
+		}
+		c.stop()
+		st.close()
 	}()
 	if c.ctx.Done() == nil {
 		return
@@ -344,35 +351,34 @@ func (c *Cmd) open(ctx context.Context, req *process.StartRequest) (*output, err
 	return st, nil
 }
 
-// follow reads events until the end of the process.
-func (c *Cmd) follow(st *output) {
-	defer func() { st.close() }()
+// follow reads events until the end of the process, and returns the stream that told it.
+func (c *Cmd) follow(st *output) *output {
 	for {
 		e, err := st.next()
 		if err != nil {
 			if c.stream.Err() != nil {
-				return
+				return st
 			}
 			if err == errCaughtUp {
-				return
+				return st
 			}
 			// Data loss is how this wire tells that it fell behind; the other one tells how far.
 			if !broken(err) && connect.CodeOf(err) != connect.CodeDataLoss {
 				c.err = err
-				return
+				return st
 			}
 			st.close()
 			again, err := c.reattach()
 			if err != nil {
 				c.err = err
-				return
+				return st
 			}
 			st = again
 			continue
 		}
 		if e.end != nil {
 			c.state = e.end
-			return
+			return st
 		}
 		if e.lost > c.seq {
 			c.sink(fmt.Errorf("%d bytes of output are lost: more was written than the sandbox keeps: %w", e.lost-c.seq, ErrExhausted))

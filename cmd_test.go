@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -467,6 +468,15 @@ func BenchmarkCmdRun(b *testing.B) {
 	_, sb := newSandbox(b)
 	for b.Loop() {
 		if err := sb.Command("true").Run(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkNativeRun is what BenchmarkCmdRun would cost without Warren.
+func BenchmarkNativeRun(b *testing.B) {
+	for b.Loop() {
+		if err := exec.Command("true").Run(); err != nil {
 			b.Fatal(err)
 		}
 	}

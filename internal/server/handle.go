@@ -68,6 +68,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.finish(r, req, rec, span, time.Since(began), p != nil)
 		done(req.route, rec.code(), time.Since(began))
 		if p != nil {
+			// net/http reads on in the request's body before it cuts the connection, and would wait for a client that
+			// waits for the answer.
+			http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0))
 			panic(p)
 		}
 	}()

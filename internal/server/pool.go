@@ -21,7 +21,6 @@ type pools struct {
 	engine Engine
 	mu     sync.Mutex
 	pools  map[poolKey]*pool
-	closed bool
 }
 
 type pool struct {

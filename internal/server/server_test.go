@@ -4,11 +4,18 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -554,6 +561,15 @@ func TestProxyPools(t *testing.T) {
 	if s.Engine.Dials != 2 {
 		t.Errorf("%d connections for two sandboxes; want one each", s.Engine.Dials)
 	}
+	for range 10 {
+		if err := a.Command("true").Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The end of one command's stream and the start of the next may cross, so that there are some more.
+	if s.Engine.Dials > 9 {
+		t.Errorf("%d connections after ten commands in a row", s.Engine.Dials)
+	}
 	if err := a.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -602,6 +618,93 @@ func TestDial(t *testing.T) {
 			t.Errorf("unknown sandbox: %v", err)
 		}
 	}
+}
+
+// TestTLS goes the ways of TCP with TLS: HTTP/2, and HTTP/1.1 for raw bytes.
+func TestTLS(t *testing.T) {
+	s := servertest.New(t)
+	cert, key, pool := selfSigned(t)
+	l, err := s.ListenTCP("127.0.0.1:0", server.TCPOptions{CertFile: cert, KeyFile: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Serve(l)
+	s.Engine.AddToken("good", "alice")
+	url := "https://" + l.Addr().String()
+	if _, err := warren.Connect(t.Context(), warren.Options{URL: url, Token: "good"}); !errors.Is(err, warren.ErrUnavailable) {
+		t.Errorf("a certificate that nobody vouches for: %v", err)
+	}
+	c, err := warren.Connect(t.Context(), warren.Options{URL: url, Token: "good", TLS: &tls.Config{RootCAs: pool}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb, err := c.Create(t.Context(), warren.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := sb.Command("cat")
+	cmd.Stdin = bytes.NewReader(make([]byte, 1<<20))
+	if out, err := cmd.Output(t.Context()); err != nil || len(out) != 1<<20 {
+		t.Errorf("cat: %d bytes, %v", len(out), err)
+	}
+	port := listen(t, func(c net.Conn) {
+		b, _ := io.ReadAll(c)
+		fmt.Fprintf(c, "%d bytes", len(b))
+	})
+	conn, err := sb.Dial(t.Context(), port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "hello")
+	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(conn); err != nil || string(b) != "5 bytes" {
+		t.Errorf("read %q, %v", b, err)
+	}
+	// Dies in the middle: the stream is cut, over HTTP/2 too.
+	cmd = sb.Command("sh", "-c", "echo ready; read x")
+	in, _ := cmd.StdinPipe()
+	defer in.Close()
+	out, _ := cmd.StdoutPipe()
+	if err := cmd.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	io.ReadFull(out, make([]byte, 6))
+	s.Engine.Kill(sb.ID)
+	if err := cmd.Wait(); !errors.Is(err, warren.ErrState) {
+		t.Errorf("Wait: %v", err)
+	}
+}
+
+// selfSigned writes a certificate for 127.0.0.1.
+func selfSigned(t *testing.T) (cert, key string, pool *x509.CertPool) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	pool = x509.NewCertPool()
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	pool.AppendCertsFromPEM(certPEM)
+	os.WriteFile(cert, certPEM, 0o600)
+	os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600)
+	return cert, key, pool
 }
 
 // TestBadJSON sends what a strict reader refuses.
