@@ -112,16 +112,23 @@ func (a *app) client(ctx context.Context) (*warren.Client, error) {
 		}
 		return conn, err
 	}
-	c, err := warren.Connect(ctx, opts)
-	if err != nil {
+	for try := 0; ; try++ {
+		c, err := warren.Connect(ctx, opts)
+		if err == nil {
+			a.compareVersions(c)
+			return c, nil
+		}
 		select {
 		case err = <-failed: // why there is no daemon, without what the client adds for servers elsewhere
+			return nil, err
 		default:
 		}
-		return nil, err
+		// A daemon that was killed may have taken the connection with its last breath.
+		if !errors.Is(err, warren.ErrUnavailable) || try == 40 || ctx.Err() != nil {
+			return nil, err
+		}
+		time.Sleep(50 * time.Millisecond)
 	}
-	a.compareVersions(c)
-	return c, nil
 }
 
 // describe returns a message of one line for people. What comes from elsewhere cannot steer the terminal with it.

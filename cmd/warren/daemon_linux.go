@@ -27,6 +27,9 @@ const startTimeout = 60 * time.Second
 // the kernel tells whose it is, so that no number in a file has to be believed.
 const lockName = "daemon.lock"
 
+// exitLocked is what serve exits with when another daemon has the data directory, which is no failure to whoever wanted one.
+const exitLocked = 75
+
 // errLocked says that another daemon has the data directory.
 var errLocked = fmt.Errorf("another daemon runs on this data directory: %w", warren.ErrExists)
 
@@ -83,7 +86,8 @@ func makeDataDir(dir string) error {
 	return os.MkdirAll(filepath.Join(dir, "logs"), 0o700)
 }
 
-// ensureDaemon starts a daemon on the data directory unless one answers there.
+// ensureDaemon starts a daemon on the data directory unless one answers there. Many programs may do so at the same time, and a
+// daemon may be on its way out: whoever loses the race for the lock waits for the winner, and tries again if that one goes.
 func (a *app) ensureDaemon(ctx context.Context, dir string) error {
 	if answers(ctx, dir) {
 		return nil
@@ -91,51 +95,76 @@ func (a *app) ensureDaemon(ctx context.Context, dir string) error {
 	if err := makeDataDir(dir); err != nil {
 		return fmt.Errorf("make the data directory: %w; set WARREN_HOME to another, or WARREN_URL to a server", err)
 	}
-	log, err := os.OpenFile(logPath(dir), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	begin, err := log.Seek(0, io.SeekEnd)
-	if err != nil {
-		return err
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(exe, "serve", "--data", dir)
-	cmd.Dir = "/"
-	cmd.Stdout, cmd.Stderr = log, log
-	// The daemon outlives this program, its terminal and its Ctrl-C.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start a daemon: %w", err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
 	deadline := time.After(startTimeout)
-	for {
-		if answers(ctx, dir) {
-			if pid, err := daemonPID(dir); err != nil || pid == cmd.Process.Pid {
-				a.notice("started a daemon (log: %s)", logPath(dir))
+	var child *spawned
+	for !answers(ctx, dir) {
+		if child == nil {
+			if pid, err := daemonPID(dir); err != nil {
+				return err
+			} else if pid == 0 {
+				if child, err = spawnDaemon(dir); err != nil {
+					return err
+				}
 			}
-			return nil
+		}
+		var ended <-chan error
+		if child != nil {
+			ended = child.ended
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-ended:
-			if pid, _ := daemonPID(dir); pid != 0 {
-				ended = nil // another program was faster; its daemon is on the way up
-				continue
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != exitLocked {
+				return fmt.Errorf("the daemon did not start: %s; the log is %s", lastWords(dir, child.log, err), logPath(dir))
 			}
-			return fmt.Errorf("the daemon did not start: %s; the log is %s", lastWords(dir, begin, err), logPath(dir))
+			child = nil // another was faster
 		case <-deadline:
 			return fmt.Errorf("the daemon did not answer within %v: %w; look into %s", startTimeout, warren.ErrUnavailable, logPath(dir))
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+	if child != nil {
+		if pid, err := daemonPID(dir); err != nil || pid == child.pid {
+			a.notice("started a daemon (log: %s)", logPath(dir))
+		}
+	}
+	return nil
+}
+
+// spawned is a daemon that this program started.
+type spawned struct {
+	pid   int
+	log   int64 // where its part of the log begins
+	ended <-chan error
+}
+
+// spawnDaemon starts a daemon that outlives this program, its terminal and its Ctrl-C.
+func spawnDaemon(dir string) (*spawned, error) {
+	log, err := os.OpenFile(logPath(dir), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	begin, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(exe, "serve", "--data", dir)
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start a daemon: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	return &spawned{pid: cmd.Process.Pid, log: begin, ended: ended}, nil
 }
 
 // answers reports whether something accepts connections on the socket. A socket that a killed daemon left refuses them.

@@ -58,7 +58,7 @@ func TestScripts(t *testing.T) {
 			if err := os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755); err != nil {
 				return err
 			}
-			env.Defer(func() { cleanUp(t, bin, home, before) })
+			env.Defer(func() { cleanUp(t, env.T(), bin, home, before) })
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -72,7 +72,7 @@ func TestScripts(t *testing.T) {
 }
 
 // cleanUp ends what a script left running on purpose, and complains about the rest.
-func cleanUp(t *testing.T, bin testenv.Binaries, home string, before *testenv.Snapshot) {
+func cleanUp(t *testing.T, script testscript.T, bin testenv.Binaries, home string, before *testenv.Snapshot) {
 	cmd := exec.Command(bin.Warren, "shutdown", "--sandboxes")
 	cmd.Env = append(os.Environ(), "WARREN_HOME="+home, "WARREN_URL=")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -84,8 +84,8 @@ func cleanUp(t *testing.T, bin testenv.Binaries, home string, before *testenv.Sn
 	}
 	if left := before.WaitClean(15 * time.Second); len(left) > 0 {
 		t.Errorf("left behind:\n  %s\nlog:\n%s", strings.Join(left, "\n  "), log)
-	} else if t.Failed() {
-		t.Logf("log of the daemon:\n%s", log)
+	} else if failed, ok := script.(interface{ Failed() bool }); ok && failed.Failed() {
+		script.Log("log of the daemon:\n" + log)
 	}
 }
 

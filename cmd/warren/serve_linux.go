@@ -138,7 +138,12 @@ Settings come from flags, WARREN_* variables, and warren.yaml in the data direct
 			defer stop()
 			// A terminal that goes away is no reason to stop.
 			signal.Ignore(syscall.SIGHUP)
-			return serve(ctx, cfg, a.err)
+			err = serve(ctx, cfg, a.err)
+			if errors.Is(err, errLocked) {
+				fmt.Fprintln(a.err, a.errorStyle("warren:"), describe(err))
+				return exitError(exitLocked)
+			}
+			return err
 		},
 	}
 	flags := cmd.Flags()
