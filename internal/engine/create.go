@@ -610,7 +610,7 @@ func (m *making) undo(ctx context.Context, cause error) {
 	}
 	fpCreateUndo.Hit()
 	event := e.event(m.caller.User, "sandbox.create_failed", &m.sb.row, cause.Error())
-	e.erase(context.WithoutCancel(ctx), m.sb, m.op, erasure{event: event, cause: cause})
+	e.erase(context.WithoutCancel(ctx), m.sb, m.op, erasure{event: event, cause: cause, key: m.key})
 }
 
 // dropWorkspace forgets a workspace that was only reserved. The caller holds mu.

@@ -126,8 +126,11 @@ func (e *Engine) runDelete(sb *sandbox, op *operation, was State, actor, action,
 // erasure says how a removal is recorded.
 type erasure struct {
 	event *store.Event
-	// cause of the undoing of a create, which is what waiters get. A retry with the same key is a first call then.
+	// cause of the undoing of a create, which is what waiters get.
 	cause error
+	// key of the create that is undone, so that a retry is a first call again; when it is not known, lostKey says so.
+	key     ownedName
+	lostKey bool
 }
 
 // erase removes all of a sandbox whose deletion is decided, and repeats what fails until it is done or the engine
@@ -215,7 +218,12 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 				return err
 			}
 		}
-		if x.cause != nil {
+		if x.key.name != "" {
+			if err := tx.DeleteKey(x.key.owner, x.key.name); err != nil {
+				return err
+			}
+		}
+		if x.lostKey {
 			if err := tx.DeleteKeysOf(string(row.ID)); err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,12 +93,10 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			}
 		})
 	}
-	keyed := map[warren.SandboxID]bool{}
-	for _, row := range rows {
-		if State(row.State) == Creating {
-			if keyed[row.ID], err = e.store.HasKey(ctx, string(row.ID)); err != nil {
-				return err
-			}
+	var keyed map[string]bool
+	if slices.ContainsFunc(rows, func(r *store.Sandbox) bool { return State(r.State) == Creating }) {
+		if keyed, err = e.store.KeyedObjects(ctx); err != nil {
+			return err
 		}
 	}
 	e.mu.Lock()
@@ -111,7 +110,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	}
 	count := map[decision]int{}
 	for _, row := range rows {
-		count[e.load(row, have, keyed[row.ID], do)]++
+		count[e.load(row, have, keyed[string(row.ID)], do)]++
 	}
 	for name, list := range have {
 		for id := range list {
@@ -241,7 +240,7 @@ func (e *Engine) undoInterrupted(sb *sandbox, op *operation) {
 	op.workspace = ws != nil && ws.row.State == wsCreating
 	e.setState(sb, Deleting)
 	e.mu.Unlock()
-	e.erase(e.ctx, sb, op, erasure{event: e.event("warren", "sandbox.create_failed", &sb.row, errInterrupted.Error()), cause: errInterrupted})
+	e.erase(e.ctx, sb, op, erasure{event: e.event("warren", "sandbox.create_failed", &sb.row, errInterrupted.Error()), cause: errInterrupted, lostKey: true})
 }
 
 // completeInterrupted takes the last steps of a create whose execution is there.

@@ -429,6 +429,11 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 			if err := tx.UpdateSandbox(&row); err != nil {
 				return err
 			}
+			if row.Name != old.Name {
+				if err := tx.RenameSandbox(row.ID, row.Name); err != nil {
+					return err
+				}
+			}
 			if ws != nil {
 				if err := tx.UpdateWorkspace(&wsRow); err != nil {
 					return err

@@ -291,9 +291,3 @@ func free(path string) int64 {
 	}
 	return int64(st.Bavail) * st.Bsize
 }
-
-func random(n int) []byte {
-	b := make([]byte, n)
-	rand.Read(b)
-	return b
-}

@@ -203,12 +203,18 @@ func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
 	return err
 }
 
-// UpdateSandbox writes what can change of a sandbox.
+// UpdateSandbox writes what can change of a sandbox, but for its name.
 func (t *Tx) UpdateSandbox(sb *Sandbox) error {
-	r, err := t.exec(`UPDATE sandboxes SET name=?, state=?, generation=?, last_active=?, expires=?, idle=?, drop_workspace=?, labels=?, failure=?, image_digest=?, access_token=? WHERE id=?`,
-		null(sb.Name), sb.State, int64(sb.Generation), unix(sb.LastActive), sb.Expires, int64(sb.Idle), sb.DropWorkspace,
+	r, err := t.exec(`UPDATE sandboxes SET state=?, generation=?, last_active=?, expires=?, idle=?, drop_workspace=?, labels=?, failure=?, image_digest=?, access_token=? WHERE id=?`,
+		sb.State, int64(sb.Generation), unix(sb.LastActive), sb.Expires, int64(sb.Idle), sb.DropWorkspace,
 		jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), sb.ImageDigest, sb.AccessToken, string(sb.ID))
 	return one(r, err, "sandbox", sb.ID)
+}
+
+// RenameSandbox gives a sandbox another name, or none.
+func (t *Tx) RenameSandbox(id warren.SandboxID, name string) error {
+	r, err := t.exec(`UPDATE sandboxes SET name=? WHERE id=?`, null(name), string(id))
+	return one(r, err, "sandbox", id)
 }
 
 // SetTiming stores the milestones of a sandbox.
@@ -240,10 +246,10 @@ func (t *Tx) InsertWorkspace(w *Workspace) error {
 	return err
 }
 
-// UpdateWorkspace writes what can change of a workspace.
+// UpdateWorkspace writes what can change of a workspace. Its name cannot.
 func (t *Tx) UpdateWorkspace(w *Workspace) error {
-	r, err := t.exec(`UPDATE workspaces SET name=?, state=?, repo_id=?, keep=?, source=? WHERE id=?`,
-		null(w.Name), w.State, string(w.RepoID), w.Keep, string(w.Source), string(w.ID))
+	r, err := t.exec(`UPDATE workspaces SET state=?, repo_id=?, keep=?, source=? WHERE id=?`,
+		w.State, string(w.RepoID), w.Keep, string(w.Source), string(w.ID))
 	return one(r, err, "workspace", w.ID)
 }
 
@@ -266,15 +272,17 @@ func (t *Tx) DeleteKey(owner, key string) error {
 	return err
 }
 
-// DeleteKeysOf removes the keys that name an object.
+// DeleteKeysOf removes the keys that name an object. It reads them all: it is for what was cut short, where the key itself is
+// not at hand.
 func (t *Tx) DeleteKeysOf(object string) error {
 	_, err := t.exec(`DELETE FROM keys WHERE object=?`, object)
 	return err
 }
 
-// DeleteKeysBefore removes keys that are older.
+// DeleteKeysBefore removes keys that are older, up to 1000 at a time, oldest first; rowids are in order of age.
 func (t *Tx) DeleteKeysBefore(at time.Time) error {
-	_, err := t.exec(`DELETE FROM keys WHERE created < ?`, unix(at))
+	_, err := t.exec(`DELETE FROM keys WHERE rowid IN
+		(SELECT rowid FROM (SELECT rowid, created FROM keys ORDER BY rowid LIMIT 1000) WHERE created < ?)`, unix(at))
 	return err
 }
 
@@ -458,11 +466,22 @@ func (s *Store) Key(ctx context.Context, owner, key string) (*Key, error) {
 	return k, s.readError(err)
 }
 
-// HasKey says whether some key names an object.
-func (s *Store) HasKey(ctx context.Context, object string) (bool, error) {
-	var n int
-	err := s.reader.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM keys WHERE object=?)`, object).Scan(&n)
-	return n != 0, s.readError(err)
+// KeyedObjects returns the objects that keys name.
+func (s *Store) KeyedObjects(ctx context.Context) (map[string]bool, error) {
+	rows, err := s.reader.QueryContext(ctx, `SELECT object FROM keys`)
+	if err != nil {
+		return nil, s.readError(err)
+	}
+	defer rows.Close()
+	all := map[string]bool{}
+	for rows.Next() {
+		var object string
+		if err := rows.Scan(&object); err != nil {
+			return nil, s.readError(err)
+		}
+		all[object] = true
+	}
+	return all, s.readError(rows.Err())
 }
 
 // Tokens returns all tokens, oldest first.

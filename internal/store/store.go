@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/warren-sandbox/warren"
@@ -464,7 +465,7 @@ func logSize(path string) int64 {
 func (s *Store) reservePath() string { return s.opts.Path + ".reserve" }
 
 // maxReserve is how much disk the store keeps for deletes on a full disk: about what its log may grow to.
-const maxReserve = 4 << 20
+const maxReserve = 16 << 20
 
 // keepReserve makes the reserve when there is none and at least eight times as much is free.
 func (s *Store) keepReserve() {
@@ -480,12 +481,8 @@ func (s *Store) keepReserve() {
 	if err != nil {
 		return
 	}
-	// Written, not only allocated: some file systems allocate when written, some compress zeros away.
-	if _, err = f.Write(random(int(size))); err == nil {
-		err = f.Close()
-	} else {
-		f.Close()
-	}
+	// A file system that cannot allocate ahead has no reserve.
+	err = errors.Join(syscall.Fallocate(int(f.Fd()), 0, 0, size), f.Close())
 	if err != nil {
 		os.Remove(s.reservePath())
 		return

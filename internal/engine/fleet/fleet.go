@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/fake"
@@ -28,6 +30,8 @@ type Result struct {
 	// PerSecond is creates per second over the whole run; P50, P99 and Max are latencies of one create.
 	PerSecond     float64
 	P50, P99, Max time.Duration
+	// CPU is processor time of the whole process per create; it tells what an idle machine could do when this one is not.
+	CPU time.Duration
 	// RecordBytes is heap per sandbox of the engine and the fake driver together, of which WorldBytes is the driver's;
 	// StoreBytes is the database's size per sandbox.
 	RecordBytes, WorldBytes, StoreBytes int64
@@ -63,7 +67,7 @@ func Bench(ctx context.Context, dir string, n, concurrency int, w io.Writer) (_ 
 	users := min(64, n) // so that names and budgets are spread as on a server
 	took := make([]time.Duration, n)
 	ids := make([]string, n)
-	start := time.Now()
+	start, cpu := time.Now(), cpuTime()
 	if err := parallel(ctx, n, concurrency, func(i int) error {
 		begin := time.Now()
 		sb, err := f.eng.Create(ctx, caller(i%users), engine.CreateRequest{
@@ -79,6 +83,7 @@ func Bench(ctx context.Context, dir string, n, concurrency int, w io.Writer) (_ 
 		return nil, err
 	}
 	all := time.Since(start)
+	r.CPU = (cpuTime() - cpu) / time.Duration(n)
 	slices.Sort(took)
 	r.PerSecond = float64(n) / all.Seconds()
 	r.P50, r.P99, r.Max = took[n/2], took[min(n-1, n*99/100)], took[n-1]
@@ -89,6 +94,7 @@ func Bench(ctx context.Context, dir string, n, concurrency int, w io.Writer) (_ 
 	runtime.KeepAlive(f)
 	fmt.Fprintf(w, "fleet: %d sandboxes on the fake driver, %d creates at a time, GOMAXPROCS %d\n", n, concurrency, runtime.GOMAXPROCS(0))
 	fmt.Fprintf(w, "  create        %8.0f /s    p50 %s   p99 %s   max %s\n", r.PerSecond, round(r.P50), round(r.P99), round(r.Max))
+	fmt.Fprintf(w, "  processor     %8s for each create, of all threads together\n", r.CPU.Round(time.Microsecond))
 	fmt.Fprintf(w, "  commits       %8.1f changes each, every one with fsync\n", r.GroupSize)
 	fmt.Fprintf(w, "  memory        %8d bytes of heap per sandbox, %d of them the fake driver's\n", r.RecordBytes, r.WorldBytes)
 
@@ -154,6 +160,15 @@ func parallel(ctx context.Context, n, concurrency int, fn func(i int) error) err
 	return first
 }
 
+// cpuTime is what this process has used so far.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // heap is what is in use after a collection.
 func heap() int64 {
 	runtime.GC()
@@ -165,7 +180,7 @@ func heap() int64 {
 
 // worldBytes measures what a sandbox costs in the fake driver alone.
 func worldBytes(ctx context.Context) int64 {
-	const n = 2000
+	const n = 20_000
 	before := heap()
 	d := fake.New(fake.Options{})
 	for i := range n {

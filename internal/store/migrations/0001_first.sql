@@ -53,9 +53,7 @@ CREATE TABLE keys (
 	object      TEXT NOT NULL,
 	created     INTEGER NOT NULL,
 	PRIMARY KEY (owner, key)
-) WITHOUT ROWID;
-CREATE INDEX keys_created ON keys (created);
-CREATE INDEX keys_object ON keys (object);
+);
 
 CREATE TABLE events (
 	seq          INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -68,8 +66,6 @@ CREATE TABLE events (
 	message      TEXT,
 	fields       TEXT
 );
-CREATE INDEX events_sandbox ON events (sandbox_id, seq) WHERE sandbox_id IS NOT NULL;
-
 CREATE TABLE tokens (
 	id          TEXT PRIMARY KEY,
 	user        TEXT NOT NULL,
