@@ -25,8 +25,7 @@ const targetCreate = 2.5
 // workload is a line of sh that is run in a directory of its own.
 type workload struct {
 	name string
-	// prepare is not counted.
-	prepare, run string
+	run  string
 	// needs is a program without which the workload is left out.
 	needs string
 }

@@ -222,7 +222,6 @@ type making struct {
 	ownWS  bool // the workspace was made for this sandbox
 	mounts []driver.Mount
 	image  *Image
-	repo   *Repo
 	source WorkspaceSource
 	dirs   *WorkspaceDirs
 	booted bool // the driver was asked to create

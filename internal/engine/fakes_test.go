@@ -171,7 +171,7 @@ func (d *dirWorkspaces) Prepare(_ context.Context, id warren.WorkspaceID, src Wo
 	if err := os.WriteFile(filepath.Join(d.path(id), "meta.json"), b, 0o600); err != nil {
 		return nil, err
 	}
-	return d.Get(nil, id)
+	return d.Get(context.Background(), id)
 }
 
 func (d *dirWorkspaces) Populate(ctx context.Context, id warren.WorkspaceID) error {
