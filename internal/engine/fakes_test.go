@@ -22,6 +22,7 @@ import (
 type fakeImages struct {
 	mu     sync.Mutex
 	images map[string]*Image
+	kept   map[string]bool
 }
 
 func newFakeImages() *fakeImages {
@@ -47,6 +48,14 @@ func (f *fakeImages) Resolve(_ context.Context, ref string) (*Image, error) {
 		}
 	}
 	return nil, fmt.Errorf("image %q: %w; run `warren image pull %s` first", ref, warren.ErrNotFound, ref)
+}
+
+// PruneHost keeps in mind what it was told to keep.
+func (f *fakeImages) PruneHost(keep map[string]bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.kept = keep
+	return nil
 }
 
 func (f *fakeImages) Pull(_ context.Context, ref string, _ PullOptions) (*Image, error) {

@@ -127,6 +127,17 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			do(func() { e.finishWorkspace(w) })
 		}
 	}
+	if p, ok := e.opts.Images.(HostPruner); ok {
+		keep := map[string]bool{}
+		for _, row := range rows {
+			keep[row.ImageDigest] = true
+		}
+		do(func() {
+			if err := p.PruneHost(keep); err != nil {
+				e.log.Warn("old states of the host's image not removed", "error", err)
+			}
+		})
+	}
 	if len(rows) > 0 {
 		e.log.Info("reconciled", "sandboxes", len(rows), "workspaces", len(spaces), "decisions", fmt.Sprint(count))
 	}

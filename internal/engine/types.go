@@ -288,6 +288,12 @@ type Images interface {
 	Delete(ctx context.Context, name string) error
 }
 
+// HostPruner is what Images may have besides: at the start it removes what was kept of earlier states of the host's own
+// image, but for the digests in keep, which sandboxes run on.
+type HostPruner interface {
+	PruneHost(keep map[string]bool) error
+}
+
 // Repo is a cached repository.
 type Repo struct {
 	ID            warren.RepoID

@@ -978,6 +978,11 @@ func TestAdoptHundred(t *testing.T) {
 		t.Fatalf("%d run, %v", len(list), err)
 	}
 	t.Logf("adopted 100 in %v", time.Since(start))
+	eventually(t, "old states of the host's image are pruned, but for those in use", func() bool {
+		r.images.mu.Lock()
+		defer r.images.mu.Unlock()
+		return len(r.images.kept) == 1 && r.images.kept["sha256:host"]
+	})
 }
 
 func TestMetrics(t *testing.T) {
