@@ -3,7 +3,6 @@ package guest_test
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -18,7 +17,6 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/yamux"
-	"golang.org/x/net/http2"
 
 	"github.com/warren-sandbox/warren/internal/guest"
 	"github.com/warren-sandbox/warren/internal/guest/channel"
@@ -142,10 +140,9 @@ func newClients(c connect.HTTPClient, base string, opts ...connect.ClientOption)
 }
 
 func h2c() *http.Client {
-	return &http.Client{Transport: &http2.Transport{AllowHTTP: true,
-		DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
-		}}}
+	var p http.Protocols
+	p.SetUnencryptedHTTP2(true)
+	return &http.Client{Transport: &http.Transport{Protocols: &p}}
 }
 
 // transports are the ways by which clients come.

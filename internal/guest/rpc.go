@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/warren-sandbox/warren/internal/guest/account"
@@ -134,26 +135,26 @@ func (c *call) keepalive() time.Duration {
 type stream struct {
 	w   http.ResponseWriter
 	ctl *http.ResponseController
-	buf []byte
 }
+
+// frames are buffers for sending; a silent stream holds none.
+var frames = sync.Pool{New: func() any { return new([]byte) }}
 
 // send sends a message at once.
 func (st *stream) send(msg any) error {
-	st.buf = wire.AppendFrame(st.buf[:0], msg)
-	return st.flush()
+	return st.write(func(dst []byte) []byte { return wire.AppendFrame(dst, msg) })
 }
 
-func (st *stream) flush() error {
+func (st *stream) write(appendTo func([]byte) []byte) error {
+	buf := frames.Get().(*[]byte)
+	defer frames.Put(buf)
+	*buf = appendTo((*buf)[:0])
 	// A client that takes nothing for that long is gone, whatever its connection says.
 	_ = st.ctl.SetWriteDeadline(time.Now().Add(writeTime))
-	if _, err := st.w.Write(st.buf); err != nil {
+	if _, err := st.w.Write(*buf); err != nil {
 		return err
 	}
-	err := st.ctl.Flush()
-	if cap(st.buf) > 16<<10 {
-		st.buf = nil // a silent stream holds no memory
-	}
-	return err
+	return st.ctl.Flush()
 }
 
 // serverStream makes a handler of a procedure with one request and many responses.
@@ -224,7 +225,6 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, f func(*call, *s
 	if err != nil {
 		e = asWire(err)
 	}
-	st.buf = wire.AppendEnd(st.buf[:0], e)
-	_ = st.flush() // the client may have gone
+	_ = st.write(func(dst []byte) []byte { return wire.AppendEnd(dst, e) }) // the client may have gone
 	_ = st.ctl.SetWriteDeadline(time.Time{})
 }

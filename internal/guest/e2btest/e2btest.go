@@ -3,6 +3,7 @@
 package e2btest
 
 import (
+	"context"
 	"embed"
 	"os"
 	"os/exec"
@@ -10,12 +11,16 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 // Version of the npm package.
 const Version = "2.51.0"
+
+// deadline is for the whole script, which takes some ten seconds.
+const deadline = 4 * time.Minute
 
 //go:embed testdata/script.cjs
 var script embed.FS
@@ -46,7 +51,10 @@ func Run(t testing.TB, target Target) {
 		t.Fatal(err)
 	}
 	argv := append(append([]string(nil), target.Within...), "node", file)
-	cmd := exec.Command(argv[0], argv[1:]...)
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.WaitDelay = 5 * time.Second
 	cmd.Env = append(os.Environ(), "E2B_DEBUG=true", "E2B_API_KEY=e2b_0000000000000000000000000000000000000000",
 		"E2B_PACKAGE="+pkg, "WARREN_TEST_HOME="+target.Home, "WARREN_TEST_UID="+strconv.Itoa(target.UID))
 	if target.URL != "" {

@@ -255,7 +255,7 @@ func parseStat(data string) (Process, bool) {
 		return Process{}, false
 	}
 	f := strings.Fields(data[shut+1:])
-	const state, ppid, rss = 3 - 3, 4 - 3, 24 - 3
+	const state, ppid, rss = 0, 1, 21 // fields 3, 4 and 24 in proc(5)
 	if len(f) <= rss || f[state] == "Z" {
 		return Process{}, false
 	}

@@ -13,6 +13,8 @@ const (
 	spoolFile = 8 << 20
 	// spoolMin is how much a process keeps on disk at least while the disk budget is used up.
 	spoolMin = 512 << 10
+	// spoolWrite is how much is written at a time, about.
+	spoolWrite = 128 << 10
 	// spoolIndex is how far apart the entries of a file's index are.
 	spoolIndex = 64 << 10
 )
@@ -80,7 +82,10 @@ const recordHeader = 5
 
 // write appends chunks. What the disk does not take is lost, and readers are told.
 func (s *spool) write(chunks []Chunk) {
-	var buf []byte
+	if len(chunks) == 0 {
+		return
+	}
+	buf := make([]byte, 0, spoolWrite+chunkBytes+recordHeader)
 	for len(chunks) > 0 {
 		if n := len(s.files); n == 0 || s.files[n-1].size >= spoolFile || s.files[n-1].end != chunks[0].Seq ||
 			s.files[n-1].size >= spoolMin && s.disk.full() {
@@ -92,7 +97,7 @@ func (s *spool) write(chunks []Chunk) {
 		buf = buf[:0]
 		end := seg.end
 		n := 0
-		for n < len(chunks) && seg.size+int64(len(buf)) < spoolFile && len(buf) < 256<<10 {
+		for n < len(chunks) && seg.size+int64(len(buf)) < spoolFile && len(buf) < spoolWrite {
 			c := chunks[n]
 			off := seg.size + int64(len(buf))
 			if k := len(seg.index); k == 0 || off-seg.index[k-1].off >= spoolIndex {
