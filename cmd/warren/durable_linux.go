@@ -98,6 +98,10 @@ func (c repos) ResolveRef(ctx context.Context, id warren.RepoID, ref string) (co
 	return c.c.ResolveRef(ctx, id, ref)
 }
 
+func (c repos) ResolveOrigin(ctx context.Context, id warren.RepoID, ref string) (commit, branch string, err error) {
+	return c.c.ResolveOrigin(ctx, id, ref)
+}
+
 func (c repos) Get(ctx context.Context, idOrURL string) (*engine.Repo, error) {
 	r, err := c.c.Get(ctx, idOrURL)
 	if err != nil {

@@ -235,7 +235,8 @@ func (a *app) ended(ctx context.Context, cmd *warren.Cmd, f execFlags, err error
 	if err := out.end(state); err != nil {
 		return err
 	}
-	if f.timeout > 0 && errors.Is(err, context.DeadlineExceeded) {
+	// The news of the end may come before that of the kill which brought it about.
+	if f.timeout > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) && !state.Exited() {
 		return a.timedOut(f)
 	}
 	var exit *warren.ExitError
