@@ -96,7 +96,7 @@ func (b *BudgetError) Unwrap() error { return warren.ErrExhausted }
 
 func within(have *usage, more usage, b Budget, whose string) error {
 	check := func(what string, have, more, limit int64, show func(int64) string) error {
-		if limit == 0 || more == 0 || have+more <= limit {
+		if limit == 0 || more == 0 || more <= limit-have {
 			return nil
 		}
 		r := fmt.Sprintf("%s %s (limit %s)", what, whose, show(limit))

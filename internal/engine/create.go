@@ -359,6 +359,9 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		if other := e.names[ownedName{owner, s.Name}]; other != nil {
 			return nameTaken("sandbox", s.Name, string(other.row.ID))
 		}
+		if err := e.notShortID(s.Name); err != nil {
+			return err
+		}
 	}
 	id := warren.SandboxID(newID('s'))
 	l := s.Resources.limits()

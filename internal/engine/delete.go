@@ -201,7 +201,8 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 		if err := e.quiet(ctx, ws); err != nil {
 			return err
 		}
-		if err := e.opts.Workspaces.Delete(ctx, ws.row.ID); err != nil {
+		// Files that are gone already are what an earlier try was killed after.
+		if err := e.opts.Workspaces.Delete(ctx, ws.row.ID); err != nil && !errors.Is(err, warren.ErrNotFound) {
 			return fmt.Errorf("workspace %s: %w", ws.row.ID, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -126,6 +127,13 @@ func (f *fakeRepos) ResolveRef(_ context.Context, id warren.RepoID, ref string) 
 		return "", "", fmt.Errorf("ref %q: %w", ref, warren.ErrNotFound)
 	}
 	return "c0ffee", "main", nil
+}
+
+func (f *fakeRepos) ResolveOrigin(ctx context.Context, id warren.RepoID, ref string) (string, string, error) {
+	if strings.HasPrefix(ref, "warren/") {
+		return "", "", fmt.Errorf("ref %q: %w", ref, warren.ErrNotFound)
+	}
+	return f.ResolveRef(ctx, id, ref)
 }
 
 func (f *fakeRepos) Get(_ context.Context, ref string) (*Repo, error) {

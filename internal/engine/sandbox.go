@@ -151,6 +151,20 @@ func (c Caller) may(owner string) bool { return c.Operator || c.User == owner }
 // minPrefix is how much of an id names a sandbox; less would make a slip of the finger a delete.
 const minPrefix = 3
 
+// notShortID refuses a name that is how people write the id of another sandbox: a name comes before a prefix, so a slip
+// would remove the wrong one. The caller holds mu.
+func (e *Engine) notShortID(name string) error {
+	if len(name) < 8 || name[0] != 's' || strings.ContainsRune(name, '-') {
+		return nil
+	}
+	for id := range e.boxes {
+		if strings.HasPrefix(string(id), name) {
+			return invalid("name", name, "it is the beginning of a sandbox's id; choose another")
+		}
+	}
+	return nil
+}
+
 // find returns the sandbox that ref names for c: an id, a name, or a unique prefix of an id. The caller holds mu.
 func (e *Engine) find(c Caller, ref string) (*sandbox, error) {
 	if sb := e.boxes[warren.SandboxID(ref)]; sb != nil && c.may(sb.row.Owner) {
@@ -389,6 +403,10 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 			if other := e.names[key]; other != nil {
 				e.mu.Unlock()
 				return nil, nameTaken("sandbox", *r.Name, string(other.row.ID))
+			}
+			if err := e.notShortID(*r.Name); err != nil {
+				e.mu.Unlock()
+				return nil, err
 			}
 			e.names[key] = sb // taken from now on, whatever the store says
 		}

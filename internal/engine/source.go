@@ -38,13 +38,19 @@ func (e *Engine) fetchSource(ctx context.Context, c Caller, w *workspace, r *Rep
 		e.mu.Lock()
 		before := e.repos.done
 		e.mu.Unlock()
-		repo, err := e.opts.Repos.Fetch(ctx, r.URL, FetchOptions{Ref: r.Ref, Force: r.Fetch, HostCredentials: c.Operator, Progress: func(step, message string, done, total int64) {
+		// What the cache has was perhaps fetched with the credentials of the host or of somebody else. Others than the
+		// operator ask the origin each time, which shows that they may read it.
+		repo, err := e.opts.Repos.Fetch(ctx, r.URL, FetchOptions{Ref: r.Ref, Force: r.Fetch || !c.Operator, HostCredentials: c.Operator, Progress: func(step, message string, done, total int64) {
 			tell(Progress{Step: step, Message: message, Done: done, Total: total})
 		}})
 		if err != nil {
 			return WorkspaceSource{}, err
 		}
-		commit, branch, err := e.opts.Repos.ResolveRef(ctx, repo.ID, r.Ref)
+		resolve := e.opts.Repos.ResolveOrigin // not what others committed
+		if c.Operator {
+			resolve = e.opts.Repos.ResolveRef
+		}
+		commit, branch, err := resolve(ctx, repo.ID, r.Ref)
 		e.mu.Lock()
 		busy, changed := e.repos.busy[repo.ID], e.repos.done != before
 		if busy == nil && !changed && err == nil {

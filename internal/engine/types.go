@@ -319,6 +319,8 @@ type FetchOptions struct {
 type Repos interface {
 	Fetch(ctx context.Context, url string, o FetchOptions) (*Repo, error)
 	ResolveRef(ctx context.Context, id warren.RepoID, ref string) (commit, branch string, err error)
+	// ResolveOrigin is ResolveRef among what the origin has, without the commits of workspaces.
+	ResolveOrigin(ctx context.Context, id warren.RepoID, ref string) (commit, branch string, err error)
 	Get(ctx context.Context, idOrURL string) (*Repo, error)
 	List(ctx context.Context) ([]*Repo, error)
 	Delete(ctx context.Context, id warren.RepoID) error

@@ -2,10 +2,13 @@ package engine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -457,7 +460,8 @@ func (e *Engine) undoWorkspace(ctx context.Context, w *workspace, stored bool, c
 
 // removeWorkspace removes the files, then the row and the keys that name it.
 func (e *Engine) removeWorkspace(ctx context.Context, w *workspace, event *store.Event) error {
-	if err := e.opts.Workspaces.Delete(ctx, w.row.ID); err != nil {
+	// Files that are gone already are what an earlier try was killed after.
+	if err := e.opts.Workspaces.Delete(ctx, w.row.ID); err != nil && !errors.Is(err, warren.ErrNotFound) {
 		return fmt.Errorf("workspace %s: %w", w.row.ID, err)
 	}
 	if err := fpWorkspaceRemoved.Hit(); err != nil {
@@ -609,7 +613,11 @@ func (e *Engine) Commit(ctx context.Context, c Caller, r CommitRequest) (*Commit
 		name = string(ws.row.ID)
 	}
 	e.mu.Unlock()
-	cm, err := e.opts.Workspaces.Commit(ctx, ws.row.ID, CommitOptions{Name: name, Message: r.Message, Branch: r.Branch, Author: r.Author, All: r.All})
+	branch, err := ownBranch(c, r.Branch, name)
+	if err != nil {
+		return nil, err
+	}
+	cm, err := e.opts.Workspaces.Commit(ctx, ws.row.ID, CommitOptions{Name: name, Message: r.Message, Branch: branch, Author: r.Author, All: r.All})
 	if err != nil {
 		return nil, err
 	}
@@ -641,8 +649,40 @@ func (e *Engine) Commit(ctx context.Context, c Caller, r CommitRequest) (*Commit
 	return cm, nil
 }
 
+// ownBranch is the branch of the mirror that a caller commits to. The mirror is shared, so each user but the operator
+// has a part of its names, and nobody continues what another began.
+func ownBranch(c Caller, branch, name string) (string, error) {
+	if c.Operator {
+		return branch, nil
+	}
+	prefix := "warren/" + branchPart(c.User) + "/"
+	switch {
+	case branch == "":
+		return prefix + name, nil
+	case !strings.HasPrefix(branch, prefix):
+		return "", fmt.Errorf("branch %s: your branches begin with %s: %w", quote(branch), prefix, warren.ErrDenied)
+	}
+	return branch, nil
+}
+
+// branchPart is a user's name as one part of a branch name, or a digest of it where it has other characters.
+func branchPart(user string) string {
+	if plainUser.MatchString(user) && !strings.HasSuffix(user, ".lock") {
+		return user
+	}
+	sum := sha256.Sum256([]byte(user))
+	return "u-" + hex.EncodeToString(sum[:8])
+}
+
+var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+
 // Push sends a committed branch to the origin.
 func (e *Engine) Push(ctx context.Context, c Caller, r PushRequest) (*PushResult, error) {
+	if r.Branch != "" {
+		if _, err := ownBranch(c, r.Branch, ""); err != nil {
+			return nil, err
+		}
+	}
 	ws, release, err := e.useWorkspace(c, r.ID)
 	if err != nil {
 		return nil, err

@@ -282,6 +282,21 @@ func (c *Cache) ResolveRef(ctx context.Context, id warren.RepoID, ref string) (c
 	if err != nil {
 		return "", "", err
 	}
+	return c.resolve(ctx, r, r.Dir, ref)
+}
+
+// ResolveOrigin is ResolveRef among the branches, tags and commits of the origin alone: what was committed from a
+// workspace and not pushed is not found.
+func (c *Cache) ResolveOrigin(ctx context.Context, id warren.RepoID, ref string) (commit, branch string, err error) {
+	r, _, err := c.load(id)
+	if err != nil {
+		return "", "", err
+	}
+	return c.resolve(ctx, r, filepath.Join(c.dir(id), "origin.git"), ref)
+}
+
+// resolve looks in the git directory dir of r.
+func (c *Cache) resolve(ctx context.Context, r *Repo, dir, ref string) (commit, branch string, err error) {
 	if ref == "" || ref == "HEAD" {
 		if r.DefaultBranch == "" {
 			ref = "refs/HEAD" // HEAD of the origin is a commit, not a branch
@@ -319,7 +334,7 @@ func (c *Cache) ResolveRef(ctx context.Context, id warren.RepoID, ref string) (c
 	for _, t := range try {
 		in.WriteString(t.name + "^{commit}\n")
 	}
-	cmd := command(r.Dir, "cat-file", "--batch-check=%(objectname) %(objecttype)")
+	cmd := command(dir, "cat-file", "--batch-check=%(objectname) %(objecttype)")
 	cmd.Stdin = strings.NewReader(in.String())
 	cmd.Env = []string{"GIT_NAMESPACE="}
 	out, err := cmd.Output(ctx)
@@ -331,12 +346,12 @@ func (c *Cache) ResolveRef(ctx context.Context, id warren.RepoID, ref string) (c
 			return f[0], try[i].branch, nil
 		}
 	}
-	return "", "", c.noSuchRef(ctx, r, ref)
+	return "", "", c.noSuchRef(ctx, r, dir, ref)
 }
 
 // noSuchRef says which names come near.
-func (c *Cache) noSuchRef(ctx context.Context, r *Repo, ref string) error {
-	out, err := command(r.Dir, "for-each-ref", "--format=%(refname)", "refs/remotes/origin", "refs/tags", "refs/heads").Output(ctx)
+func (c *Cache) noSuchRef(ctx context.Context, r *Repo, dir, ref string) error {
+	out, err := command(dir, "for-each-ref", "--format=%(refname)", "refs/remotes/origin", "refs/tags", "refs/heads").Output(ctx)
 	if err != nil {
 		return err
 	}
