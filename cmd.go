@@ -464,12 +464,16 @@ func (c *Cmd) interrupt() {
 	if cancel == nil {
 		cancel = func() error { return c.signal(9) }
 	}
+	// The end of the process may be read before cancel returns, and has to find the reason there.
+	c.mu.Lock()
+	c.canceled = c.ctx.Err()
+	c.mu.Unlock()
 	err := cancel()
 	c.mu.Lock()
 	switch {
 	case err == nil:
-		c.canceled = c.ctx.Err()
 	case errors.Is(err, os.ErrProcessDone):
+		c.canceled = nil
 	default:
 		c.canceled = errors.Join(c.ctx.Err(), fmt.Errorf("warren: canceling Cmd: %w", err))
 	}

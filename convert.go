@@ -50,10 +50,13 @@ func (s Spec) proto() *warrenv1.SandboxSpec {
 		p.Mounts = append(p.Mounts, &warrenv1.Mount{Source: m.Source, Target: m.Target, Writable: m.Writable})
 	}
 	switch s.Restart {
+	case "":
 	case RestartNever:
 		p.Restart = warrenv1.RestartPolicy_RESTART_POLICY_NEVER
 	case RestartOnFailure:
 		p.Restart = warrenv1.RestartPolicy_RESTART_POLICY_ON_FAILURE
+	default:
+		p.Restart = -1 // no policy at all, which the server refuses
 	}
 	return p
 }

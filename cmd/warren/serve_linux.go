@@ -27,6 +27,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor"
@@ -350,6 +352,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		Defaults: driver.Limits{
 			CPUMillis: uint32(d.cfg.Defaults.CPU), Memory: int64(d.cfg.Defaults.Memory), Disk: int64(d.cfg.Defaults.Disk), PIDs: d.cfg.Defaults.PIDs,
 		},
+		Max: hostLimits(d.cfg.DataDir),
 		Budgets: engine.Budgets{PerUser: engine.Budget{
 			Sandboxes: int(d.cfg.Budgets.Sandboxes), CPUMillis: int64(d.cfg.Budgets.CPU), Memory: int64(d.cfg.Budgets.Memory), Disk: int64(d.cfg.Budgets.Disk),
 		}},
@@ -361,6 +364,20 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	}
 	d.onClose(eng.Close)
 	return eng, nil
+}
+
+// hostLimits is the most that one sandbox can have: what the machine has. A limit beyond that would be none.
+func hostLimits(dataDir string) driver.Limits {
+	most := driver.Limits{PIDs: 1 << 18}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		most.Memory = int64(info.Totalram) * int64(info.Unit)
+	}
+	var fs unix.Statfs_t
+	if unix.Statfs(dataDir, &fs) == nil {
+		most.Disk = int64(fs.Blocks) * int64(fs.Bsize)
+	}
+	return most
 }
 
 // tracer sends spans where OTEL_EXPORTER_OTLP_ENDPOINT says, and nowhere when it says nothing.
