@@ -50,6 +50,9 @@ type Keeper struct {
 	lastUse   time.Time
 }
 
+// firstCall is how long a new keeper waits for its first client, beyond the time that any keeper waits.
+const firstCall = 10 * time.Second
+
 func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 	// Nothing of the keeper's shall reach a sandbox: gVisor hands on its own standard streams.
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -96,7 +99,8 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 		ranges:    map[int]bool{},
 		watchers:  map[chan struct{}]bool{},
 		stopped:   make(chan struct{}),
-		lastUse:   time.Now(),
+		// Whoever started it may be slow to call.
+		lastUse: time.Now().Add(firstCall),
 	}
 	if err := k.takeOver(); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +37,9 @@ type Guard struct {
 	mu    sync.Mutex // one kill at a time
 	limit int64
 	wake  chan struct{}
-	last  time.Time // of the last kill
+	// victim was killed last, at killed, and was last seen at last.
+	victim       int
+	killed, last time.Time
 }
 
 // New returns a guard without a limit. Run starts it.
@@ -58,6 +61,9 @@ const (
 	maxPoll = time.Second
 	// settleTime is how long the memory of a killed process may take to come back before the next one is killed.
 	settleTime = 300 * time.Millisecond
+	// dyingTime is how long a killed process may take to go: on a busy machine it is not gone at once, and its memory
+	// still counts. Killing another for it would be one too many.
+	dyingTime = 10 * time.Second
 )
 
 // SetLimit sets the limit in bytes; 0 means none.
@@ -129,6 +135,10 @@ func size(n int64) string {
 
 func (g *Guard) kill() bool {
 	list := g.Processes()
+	if g.victim != 0 && time.Since(g.killed) < dyingTime && slices.ContainsFunc(list, func(p Process) bool { return p.PID == g.victim }) {
+		g.last = time.Now()
+		return true
+	}
 	parents := make(map[int]int, len(list))
 	victim := Process{}
 	for _, p := range list {
@@ -148,7 +158,8 @@ func (g *Guard) kill() bool {
 		up = append(up, pid)
 	}
 	g.Killing(victim, up, Status(g.limit))
-	g.last = time.Now()
+	g.victim, g.killed = victim.PID, time.Now()
+	g.last = g.killed
 	return g.Kill(victim.PID) == nil
 }
 

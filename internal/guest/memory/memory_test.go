@@ -47,6 +47,20 @@ func TestGuard(t *testing.T) {
 	}
 	f.last = time.Now().Add(-settleTime * 2)
 	f.check()
+	if len(f.killed) != 1 {
+		t.Errorf("a second one while the first is dying: %v", f.killed)
+	}
+	gone := func(pid int) {
+		procs = slices.DeleteFunc(slices.Clone(procs), func(p Process) bool { return p.PID == pid })
+		f.Processes = func() []Process { return procs }
+	}
+	gone(12)
+	f.check()
+	if len(f.killed) != 1 {
+		t.Errorf("a second one just after the first was seen: %v", f.killed)
+	}
+	f.last = time.Now().Add(-settleTime * 2)
+	f.check()
 	if len(f.killed) != 2 {
 		t.Errorf("still full, and nobody else was killed: %v", f.killed)
 	}
@@ -62,6 +76,10 @@ func TestGuard(t *testing.T) {
 	if wait := f.check(); wait != maxPoll {
 		t.Errorf("far from a large limit: wait %v", wait)
 	}
+	if !f.KillNow() || len(f.killed) != 2 {
+		t.Errorf("KillNow while one is dying: %v", f.killed)
+	}
+	gone(13)
 	if !f.KillNow() || len(f.killed) != 3 {
 		t.Errorf("KillNow: %v", f.killed)
 	}
