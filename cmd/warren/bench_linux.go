@@ -9,14 +9,43 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warren-sandbox/warren/internal/bench"
+	"github.com/warren-sandbox/warren/internal/engine/fleet"
 )
 
 func benchCommand(a *app) *cobra.Command {
 	return parent("bench", "Measure sandboxes on this machine, beside what else runs here",
 		`  warren bench start
-  warren bench io`,
+  warren bench io
+  warren bench fleet`,
 		benchPart(a, "start", "Create, first command, round trip, throughput and idle memory", bench.Start),
-		benchPart(a, "io", "Work with many files in a sandbox, as a ratio to the same work outside", bench.IO))
+		benchPart(a, "io", "Work with many files in a sandbox, as a ratio to the same work outside", bench.IO),
+		benchFleet(a))
+}
+
+// benchFleet needs no host of sandboxes: it is about the engine and its store alone.
+func benchFleet(a *app) *cobra.Command {
+	var n, concurrency int
+	cmd := &cobra.Command{
+		Use: "fleet [flags]", Short: "Fill the engine with records of sandboxes that do not run",
+		Long: `Fill an engine with sandboxes of a driver that runs nothing, and print creates per second, their latency, the time of a restart and the
+memory of each record. The store is a real one, in a directory that is removed afterwards.`,
+		Example: "  warren bench fleet\n  warren bench fleet --sandboxes 1000 --concurrency 4",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			out := a.out
+			if a.json {
+				out = io.Discard
+			}
+			result, err := fleet.Bench(cmd.Context(), os.TempDir(), n, concurrency, out)
+			if err != nil || !a.json {
+				return err
+			}
+			return a.printJSON(result)
+		},
+	}
+	cmd.Flags().IntVar(&n, "sandboxes", 50_000, "how many")
+	cmd.Flags().IntVar(&concurrency, "concurrency", 16, "creates at a time")
+	return cmd
 }
 
 func benchPart(a *app, name, short string, measure func(context.Context, bench.Options, io.Writer) error) *cobra.Command {
