@@ -799,7 +799,7 @@ func startError(req *process.StartRequest, err error) error {
 	own := connect.IsWireError(err) && len(details(err)) == 0
 	err = guestError("start", err)
 	var e *Error
-	if errors.As(err, &e) && e.ID == "" {
+	if errors.As(err, &e) && e.ID == "" && e.Op == "start" {
 		e.ID = req.GetProcess().GetCmd()
 		if own && e.Kind == "invalid" && (strings.HasSuffix(e.Message, "is not in PATH") || strings.HasSuffix(e.Message, "no such file or directory")) {
 			e.Kind = "file_not_found"
