@@ -42,3 +42,38 @@ func TestBudgetOverflow(t *testing.T) {
 		t.Errorf("an absurd amount of disk gave %v", err)
 	}
 }
+
+// What the cache holds was perhaps fetched with the operator's credentials, and branches of workspaces are in it: others
+// have the origin asked, as themselves, and see nothing but the origin's.
+func TestOthersSeeTheOrigin(t *testing.T) {
+	r := newRig(t, nil)
+	spec := Spec{Repo: &RepoSource{URL: "https://example.com/r"}}
+	r.create(alice, spec)
+	if o := r.repos.last; !o.Force || o.HostCredentials {
+		t.Errorf("for a user: force %v, the host's credentials %v; want true, false", o.Force, o.HostCredentials)
+	}
+	r.create(operator, spec)
+	if o := r.repos.last; o.Force || !o.HostCredentials {
+		t.Errorf("for the operator: force %v, the host's credentials %v; want false, true", o.Force, o.HostCredentials)
+	}
+	spec.Repo.Ref = "warren/rt"
+	r.create(operator, spec)
+	if _, err := r.Create(t.Context(), alice, CreateRequest{Spec: spec}, nil); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("a user cut from a branch of somebody's workspace: %v", err)
+	}
+}
+
+// Files that vanished with an earlier try, whose record was not written any more, do not keep a sandbox for ever.
+func TestDeleteWithoutFiles(t *testing.T) {
+	r := newRig(t, nil)
+	sb := r.create(alice, Spec{Name: "box"})
+	if err := r.spaces.Delete(t.Context(), sb.WorkspaceID); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Delete(t.Context(), alice, DeleteRequest{ID: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Get(t.Context(), alice, "box"); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("after the delete: %v", err)
+	}
+}

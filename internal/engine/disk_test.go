@@ -64,8 +64,13 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 	eventually(t, "all deletes end", func() bool { return r.leftovers() == nil })
-	sb := r.create(alice, Spec{})
-	r.delete(alice, string(sb.ID))
+	eventually(t, "creates are taken again", func() bool {
+		sb, err := r.Create(ctx, alice, CreateRequest{}, nil)
+		if err != nil {
+			return false
+		}
+		return r.Delete(ctx, alice, DeleteRequest{ID: string(sb.ID)}) == nil
+	})
 	r.empty()
 }
 

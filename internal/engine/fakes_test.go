@@ -94,6 +94,7 @@ type fakeRepos struct {
 	repos map[warren.RepoID]*Repo
 	err   error
 	hold  chan struct{} // when set, Fetch waits for it
+	last  FetchOptions
 }
 
 func newFakeRepos() *fakeRepos { return &fakeRepos{repos: map[warren.RepoID]*Repo{}} }
@@ -101,6 +102,7 @@ func newFakeRepos() *fakeRepos { return &fakeRepos{repos: map[warren.RepoID]*Rep
 func (f *fakeRepos) Fetch(ctx context.Context, url string, o FetchOptions) (*Repo, error) {
 	f.mu.Lock()
 	hold, err := f.hold, f.err
+	f.last = o
 	f.mu.Unlock()
 	if hold != nil {
 		select {
@@ -221,6 +223,9 @@ func (d *dirWorkspaces) Delete(_ context.Context, id warren.WorkspaceID) error {
 	d.mu.Unlock()
 	if err != nil {
 		return err
+	}
+	if _, err := os.Stat(d.path(id)); errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("workspace %s: %w", id, warren.ErrNotFound) // as the real one says
 	}
 	return os.RemoveAll(d.path(id))
 }
