@@ -51,6 +51,9 @@ type Store struct {
 
 	pageSize int64
 	reserve  atomic.Int64         // size of the reserve when there was one last
+	emptied  atomic.Bool          // a checkpoint has just moved most of the log
+	short    atomic.Bool          // there should be a reserve and is none
+	moving   sync.Mutex           // held by who moves pages from the log to the database
 	stmts    map[string]*sql.Stmt // of conn, used by the writer goroutine only
 
 	mu      sync.Mutex
@@ -126,12 +129,14 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			ON CONFLICT (key) DO UPDATE SET value = excluded.value`, time.Now().UTC().Format(time.RFC3339))
 		return s.explain("open", err)
 	}
-	if err := opened(); errors.Is(err, warren.ErrExhausted) && s.makeRoom([]*op{{frees: true}}) {
+	err = opened()
+	for stage := 0; stage < 2 && errors.Is(err, warren.ErrExhausted); stage++ {
 		// With the reserve, so that there is a server to delete things with.
-		if err := opened(); err != nil {
-			return nil, err
+		if s.makeRoom(stage, []*op{{frees: true}}) {
+			err = opened()
 		}
-	} else if err != nil {
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := s.conn.QueryRowContext(ctx, `SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)`).Scan(&s.lastSeq); err != nil {
@@ -273,6 +278,7 @@ func (s *Store) write() {
 			s.gather(&group)
 			s.commit(group)
 			clear(group)
+			s.trim()
 			if commits++; commits%checkEvery == 0 {
 				poke()
 			}
@@ -314,7 +320,10 @@ func (s *Store) commit(group []*op) {
 	if err != nil {
 		err = s.explain("write", err)
 	}
-	if errors.Is(err, warren.ErrExhausted) && s.makeRoom(group) {
+	for stage := 0; stage < 2 && errors.Is(err, warren.ErrExhausted); stage++ {
+		if !s.makeRoom(stage, group) {
+			continue
+		}
 		if last, err = s.run(group); err != nil {
 			err = s.explain("write", err)
 		}
@@ -355,6 +364,10 @@ func (s *Store) run(group []*op) (last int64, err error) {
 	}()
 	for _, o := range group {
 		if o.err = o.ctx.Err(); o.err != nil {
+			continue
+		}
+		if !o.frees && s.short.Load() {
+			o.err = errShort
 			continue
 		}
 		if len(group) > 1 {
@@ -414,44 +427,63 @@ func (s *Store) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 	return st, nil
 }
 
-// checkpoint moves pages from the log to the database. Passive, it disturbs nobody; a log that has grown large all
-// the same is emptied while writers wait.
+// checkpoint moves pages from the log to the database, beside the writer, whom it does not stop.
 func (s *Store) checkpoint() {
 	s.keepReserve()
-	size := logSize(s.opts.Path)
-	// Not more in the log than the reserve has room for, or a full disk could not take it.
-	if size < max(min(maxReserve, s.reserve.Load()), 32*s.pageSize) || s.Err() != nil {
+	if logSize(s.opts.Path) < s.maxLog()/2 || s.Err() != nil {
 		return
 	}
-	mode := "PASSIVE"
-	if size > 64<<20 {
-		mode = "TRUNCATE"
-	}
+	s.moving.Lock()
+	defer s.moving.Unlock()
 	var busy, frames, moved int
-	if err := s.writer.QueryRow("PRAGMA wal_checkpoint("+mode+")").Scan(&busy, &frames, &moved); err != nil {
+	if err := s.writer.QueryRow("PRAGMA wal_checkpoint(PASSIVE)").Scan(&busy, &frames, &moved); err != nil {
 		s.log.Warn("store checkpoint", "error", err)
+		return
+	}
+	s.emptied.Store(true)
+}
+
+// maxLog is how large the log may grow: not more than the reserve has room for, or a full disk could not take what is in it.
+func (s *Store) maxLog() int64 { return max(s.reserve.Load(), minReserve) }
+
+// trim empties the log. After a checkpoint beside the writer there is little left to move. A log that has grown in spite
+// of that is emptied too: changes wait meanwhile, which gives the disk the time that it seems to need.
+func (s *Store) trim() {
+	if s.emptied.Swap(false) || logSize(s.opts.Path) >= s.maxLog() {
+		s.emptyLog()
 	}
 }
 
-// makeRoom tries to get room for a group that found the disk full, and reports whether another attempt is worth it. The log
-// holds many versions of the same pages and shrinks when they are moved to the database; for that, and for changes that
-// make room themselves, there is a reserve.
-func (s *Store) makeRoom(group []*op) bool {
-	for _, o := range group {
-		if o.frees {
-			if os.Remove(s.reservePath()) == nil {
-				s.log.Warn("the disk is full; the store uses its reserve")
-			}
-			break
-		}
-	}
-	before := logSize(s.opts.Path)
+// emptyLog moves all of the log to the database and cuts it to nothing, and reports whether that was possible. The writer
+// calls it, between transactions.
+func (s *Store) emptyLog() bool {
+	s.moving.Lock()
+	defer s.moving.Unlock()
 	var busy, frames, moved int
 	err := s.conn.QueryRowContext(context.Background(), "PRAGMA wal_checkpoint(TRUNCATE)").Scan(&busy, &frames, &moved)
 	if err != nil {
-		s.log.Warn("store checkpoint on a full disk", "error", err)
+		s.log.Warn("store checkpoint", "error", err)
 	}
-	return !full(s.opts.Path) || logSize(s.opts.Path) < before
+	return err == nil && busy == 0
+}
+
+// makeRoom tries to get room for a group that found the disk full, and reports whether another attempt is worth it. First,
+// the log: it holds many versions of the same pages and shrinks when they are moved to the database. Then, for changes that
+// make room themselves, the reserve, which is as large as what the log may need for that. From then on nothing else is
+// changed until there is a reserve again, so that it is not used up by more of what filled the disk.
+func (s *Store) makeRoom(stage int, group []*op) bool {
+	if stage == 0 {
+		return logSize(s.opts.Path) > 0 && s.emptyLog()
+	}
+	for _, o := range group {
+		if o.frees && os.Remove(s.reservePath()) == nil {
+			s.log.Warn("the disk is full; the store uses its reserve")
+			s.short.Store(true)
+			s.emptyLog()
+			return true
+		}
+	}
+	return false
 }
 
 func logSize(path string) int64 {
@@ -464,31 +496,42 @@ func logSize(path string) int64 {
 
 func (s *Store) reservePath() string { return s.opts.Path + ".reserve" }
 
-// maxReserve is how much disk the store keeps for deletes on a full disk: about what its log may grow to.
-const maxReserve = 16 << 20
+// The reserve is what the store keeps allocated for deletes on a full disk, and the bound of its log.
+const (
+	minReserve = 256 << 10
+	maxReserve = 16 << 20
+)
 
-// keepReserve makes the reserve when there is none and at least eight times as much is free.
+// keepReserve makes the reserve when there is none, of an eighth of what is free if that is enough.
 func (s *Store) keepReserve() {
 	if info, err := os.Lstat(s.reservePath()); err == nil {
 		s.reserve.Store(info.Size())
+		s.short.Store(false)
 		return
 	}
-	size := min(maxReserve, free(s.opts.Path)/8)
-	if size < 64<<10 {
+	// The database's own file does not shrink, what is free in it does not show; so little is asked for.
+	room := free(s.opts.Path)
+	size := max(minReserve, min(maxReserve, room/8))
+	if room < 2*size {
+		s.short.Store(true)
 		return
 	}
 	f, err := os.OpenFile(s.reservePath(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
+		s.short.Store(full(s.opts.Path))
 		return
 	}
-	// A file system that cannot allocate ahead has no reserve.
-	err = errors.Join(syscall.Fallocate(int(f.Fd()), 0, 0, size), f.Close())
-	if err != nil {
+	if err := errors.Join(syscall.Fallocate(int(f.Fd()), 0, 0, size), f.Close()); err != nil {
 		os.Remove(s.reservePath())
+		// A file system that cannot allocate ahead has no reserve.
+		s.short.Store(!errors.Is(err, errors.ErrUnsupported))
 		return
 	}
 	s.reserve.Store(size)
+	s.short.Store(false)
 }
+
+var errShort = fmt.Errorf("the disk that holds the store is as good as full, only deletes are taken; free space (`warren rm`, `warren workspace rm`, `warren image rm`) and try again: %w", warren.ErrExhausted)
 
 // Backup writes a consistent copy of the database to path, which must not exist, while changes go on.
 func (s *Store) Backup(ctx context.Context, path string) error {

@@ -430,8 +430,8 @@ func TestFullDisk(t *testing.T) {
 		t.Fatalf("%d rows of %d after a full disk, %v", len(rows), made, err)
 	}
 	for _, row := range rows[:made/2] {
-		if err := s.Update(ctx, func(tx *Tx) error { return tx.DeleteSandbox(row.ID) }); err != nil {
-			t.Logf("delete: %v", err)
+		if err := s.UpdateFreeing(ctx, func(tx *Tx) error { return tx.DeleteSandbox(row.ID) }); err != nil {
+			t.Errorf("delete: %v", err)
 		}
 	}
 	eventuallyUpdates(t, s)
