@@ -73,6 +73,7 @@ type Session struct {
 	p    *process.Process
 	out  *bufio.Reader // what the shell tells
 	tell chan record
+	gone chan struct{} // closed when the table knows it no more
 
 	mu   sync.Mutex
 	busy bool
@@ -96,7 +97,7 @@ func (t *Table) Open(ctx context.Context, id string, u *account.User, dir string
 	if !validID.MatchString(id) {
 		return nil, fmt.Errorf("%w: session id %.70q: use up to 64 letters, digits, dots, dashes and underscores", ErrInvalid, id)
 	}
-	s := &Session{ID: id, User: u, tell: make(chan record, 64), busy: true}
+	s := &Session{ID: id, User: u, tell: make(chan record, 64), gone: make(chan struct{}), busy: true}
 	t.mu.Lock()
 	switch {
 	case t.byID[id] != nil:
@@ -124,6 +125,7 @@ func (t *Table) remove(s *Session) {
 	defer t.mu.Unlock()
 	if t.byID[s.ID] == s {
 		delete(t.byID, s.ID)
+		close(s.gone)
 	}
 }
 
@@ -265,7 +267,7 @@ func (s *Session) Close() {
 	for pid := range down {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	<-s.p.Ended()
+	<-s.gone
 }
 
 // End is how a command ended.
@@ -398,7 +400,7 @@ func (s *Session) wait(r *Run, word string, timeout time.Duration) {
 				return
 			}
 			continue
-		case <-s.p.Ended():
+		case <-s.gone: // so that whoever is told that the session has ended finds it so
 			end, _ := s.p.End()
 			s.finish(r, End{Code: end.Code, TimedOut: stage > 0, Closed: true})
 			return
