@@ -57,7 +57,9 @@ func Bench(ctx context.Context, dir string, n, concurrency int, w io.Writer) (_ 
 	f := &fleet{dir: dir, world: fake.NewWorld()}
 	r := &Result{Sandboxes: n, Concurrency: concurrency}
 
-	r.WorldBytes = worldBytes(ctx)
+	if r.WorldBytes, err = worldBytes(ctx); err != nil {
+		return nil, err
+	}
 	before := heap()
 	if err := f.open(ctx); err != nil {
 		return nil, err
@@ -179,18 +181,23 @@ func heap() int64 {
 }
 
 // worldBytes measures what a sandbox costs in the fake driver alone.
-func worldBytes(ctx context.Context) int64 {
+func worldBytes(ctx context.Context) (int64, error) {
 	const n = 20_000
 	before := heap()
 	d := fake.New(fake.Options{})
+	defer d.Close()
 	for i := range n {
-		d.Create(ctx, &driver.Spec{ID: warren.SandboxID(fmt.Sprintf("s%019d", i)), Root: driver.Root{Digest: "sha256:fleet"},
-			Limits: driver.Limits{CPUMillis: 1, Memory: 1, Disk: 1, PIDs: 1}, Mounts: []driver.Mount{{Target: "/workspace"}, {Target: "/home/user"}}})
+		if err := d.Create(ctx, &driver.Spec{
+			ID: warren.SandboxID(fmt.Sprintf("s%019d", i)), Hostname: "box", Root: driver.Root{Digest: "sha256:fleet"},
+			Limits: driver.Limits{CPUMillis: 1, Memory: 1, Disk: 1, PIDs: 1},
+			Mounts: []driver.Mount{{Source: "/", Target: "/workspace"}, {Source: "/", Target: "/home/user"}},
+		}); err != nil {
+			return 0, err
+		}
 	}
 	after := heap()
-	d.Close()
 	runtime.KeepAlive(d)
-	return (after - before) / n
+	return (after - before) / n, nil
 }
 
 // fleet is an engine whose durable things hold nothing.
