@@ -230,18 +230,16 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 			return nil, err
 		}
 		h := &held{Conn: c}
-		if h.release, err = d.hold(id, h); err != nil {
+		if err := d.hold(id, h, &h.release); err != nil {
 			c.Close()
 			return nil, err
 		}
 		return h, nil
 	}
 	near, far := pipe()
-	release, err := d.hold(id, far)
-	if err != nil {
+	if err := d.hold(id, far, &far.onClose); err != nil {
 		return nil, err
 	}
-	far.onClose = release
 	if d.opts.GuestConn != nil {
 		go d.opts.GuestConn(id, far)
 		return near, nil
@@ -258,27 +256,28 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 	}
 }
 
-// hold makes a connection end with its sandbox; the returned function ends that.
-func (d *Driver) hold(id warren.SandboxID, c io.Closer) (release func(), err error) {
+// hold makes a connection end with its sandbox, and sets what c has to call when it is closed, before anyone can close it.
+func (d *Driver) hold(id warren.SandboxID, c io.Closer, release *func()) error {
 	w := d.world
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	b := w.boxes[id]
 	if err := status(id, b); err != nil {
-		return nil, err
+		return err
 	}
-	if b.conns == nil {
-		b.conns = map[io.Closer]struct{}{}
-	}
-	b.conns[c] = struct{}{}
-	return func() {
+	*release = func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(b.conns, c)
 		if len(b.conns) == 0 {
 			b.conns = nil
 		}
-	}, nil
+	}
+	if b.conns == nil {
+		b.conns = map[io.Closer]struct{}{}
+	}
+	b.conns[c] = struct{}{}
+	return nil
 }
 
 // held is a connection that [Options].Dial made.
