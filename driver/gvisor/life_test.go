@@ -695,3 +695,20 @@ func TestLayers(t *testing.T) {
 		t.Errorf("output %q", got)
 	}
 }
+
+// TestMany has the keeper hold some hundred descriptors, among them the numbers that gVisor's start moves its streams to.
+func TestMany(t *testing.T) {
+	e := newEnv(t)
+	var ids []warren.SandboxID
+	for range 45 {
+		ids = append(ids, e.create(e.spec()))
+	}
+	if got := e.run(ids[len(ids)-1], "hostname"); got != "box" {
+		t.Errorf("output %q", got)
+	}
+	for _, id := range ids {
+		if err := e.d.Delete(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

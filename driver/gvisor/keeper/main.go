@@ -64,6 +64,9 @@ func Main(args []string) int {
 		return fail(err)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	if err := reserveStdio(); err != nil {
+		return fail(err)
+	}
 	k, err := newKeeper(*idle, log)
 	if err != nil {
 		return fail(err)
@@ -79,6 +82,26 @@ func Main(args []string) int {
 	ready.Close()
 	k.serve()
 	return 0
+}
+
+// reserveStdio keeps the descriptors that gVisor's boot command moves its standard streams to, and refuses to start over.
+// gVisor makes sockets for a new sandbox that its processes inherit under the number they have here; with some hundred
+// descriptors open that would be one of these.
+func reserveStdio() error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	const first, count = 253, 3
+	for fd := first; fd < first+count; fd++ {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
+			continue // in use, by what is not inherited
+		}
+		if err := unix.Dup3(null, fd, unix.O_CLOEXEC); err != nil {
+			return fmt.Errorf("reserve descriptor %d: %w", fd, err)
+		}
+	}
+	return unix.Close(null)
 }
 
 // BeforeGVisor prepares this process for one of gVisor's commands and returns its arguments.
