@@ -359,7 +359,7 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		if other := e.names[ownedName{owner, s.Name}]; other != nil {
 			return nameTaken("sandbox", s.Name, string(other.row.ID))
 		}
-		if err := e.notShortID(s.Name); err != nil {
+		if err := e.notShortID(m.caller, s.Name); err != nil {
 			return err
 		}
 	}

@@ -153,12 +153,12 @@ const minPrefix = 3
 
 // notShortID refuses a name that is how people write the id of another sandbox: a name comes before a prefix, so a slip
 // would remove the wrong one. The caller holds mu.
-func (e *Engine) notShortID(name string) error {
+func (e *Engine) notShortID(c Caller, name string) error {
 	if len(name) < 8 || name[0] != 's' || strings.ContainsRune(name, '-') {
 		return nil
 	}
-	for id := range e.boxes {
-		if strings.HasPrefix(string(id), name) {
+	for id, sb := range e.boxes {
+		if strings.HasPrefix(string(id), name) && c.may(sb.row.Owner) {
 			return invalid("name", name, "it is the beginning of a sandbox's id; choose another")
 		}
 	}
@@ -404,7 +404,7 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 				e.mu.Unlock()
 				return nil, nameTaken("sandbox", *r.Name, string(other.row.ID))
 			}
-			if err := e.notShortID(*r.Name); err != nil {
+			if err := e.notShortID(c, *r.Name); err != nil {
 				e.mu.Unlock()
 				return nil, err
 			}
