@@ -46,6 +46,8 @@ type Harness struct {
 	Kill func(t testing.TB, d driver.Driver, id warren.SandboxID)
 	// Processes returns the host's processes of a sandbox; nil if there are none, as in an in-process fake.
 	Processes func(t testing.TB, id warren.SandboxID) []int
+	// Asynchronous says that a call which the caller gave up is undone soon after it returns, as behind a network.
+	Asynchronous bool
 	// Alias returns the name that a sandbox has on the host, where that is not its id.
 	Alias func(id warren.SandboxID) warren.SandboxID
 	// State are the directories in which the driver keeps what belongs to a sandbox.

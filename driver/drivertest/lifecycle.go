@@ -228,8 +228,25 @@ func testCreateCancel(t *testing.T, c *ctx) {
 			}
 		}
 	}
+	if c.h.Asynchronous {
+		c.waitNotListed(stopped...)
+	}
 	c.nothingLeft(stopped...)
 	c.notListed(stopped...)
+}
+
+// waitNotListed waits until List names none of the ids.
+func (c *ctx) waitNotListed(ids ...warren.SandboxID) {
+	c.t.Helper()
+	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		all, err := c.d.List(c)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if !slices.ContainsFunc(all, func(s driver.Status) bool { return slices.Contains(ids, s.ID) }) {
+			return
+		}
+	}
 }
 
 func testDelete(t *testing.T, c *ctx) {

@@ -223,9 +223,10 @@ func TestFakeOverSocket(t *testing.T) {
 	})
 	ids := &sync.Map{}
 	drivertest.Run(t, drivertest.Harness{
-		Name:     "fake over the socket",
-		Boundary: "none",
-		New:      func(t testing.TB) driver.Driver { return connectSocket(t, socket, ids) },
+		Name:         "fake over the socket",
+		Boundary:     "none",
+		Asynchronous: true,
+		New:          func(t testing.TB) driver.Driver { return connectSocket(t, socket, ids) },
 		Spec: func(_ testing.TB, id warren.SandboxID) *driver.Spec {
 			return &driver.Spec{ID: id, Limits: limits}
 		},
@@ -310,14 +311,15 @@ func daemonHarness(t *testing.T) drivertest.Harness {
 	first := connectSocket(t, socket, ids)
 	t.Cleanup(func() { first.Close() })
 	return drivertest.Harness{
-		Name:        "gvisor over the socket",
-		Boundary:    "kernel",
-		Commands:    true,
-		Initialized: true,
-		State:       []string{filepath.Join(data, "run")},
-		Binaries:    []string{bin.Runtime, bin.Guest, bin.Warren},
-		Alias:       first.alias,
-		New:         func(t testing.TB) driver.Driver { return connectSocket(t, socket, ids) },
+		Name:         "gvisor over the socket",
+		Boundary:     "kernel",
+		Commands:     true,
+		Initialized:  true,
+		Asynchronous: true,
+		State:        []string{filepath.Join(data, "run")},
+		Binaries:     []string{bin.Runtime, bin.Guest, bin.Warren},
+		Alias:        first.alias,
+		New:          func(t testing.TB) driver.Driver { return connectSocket(t, socket, ids) },
 		Spec: func(_ testing.TB, id warren.SandboxID) *driver.Spec {
 			return &driver.Spec{ID: id, Limits: limits}
 		},
