@@ -309,6 +309,9 @@ func (d *daemon) answer(ctx context.Context, srv *server.Server, began time.Time
 // engine opens what the engine stands on, and the engine.
 func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tracer trace.Tracer) (*engine.Engine, error) {
 	below := func(name string) string { return filepath.Join(d.cfg.DataDir, name) }
+	if err := recordsFor(d.cfg.DataDir); err != nil {
+		return nil, err
+	}
 	records, err := store.Open(ctx, store.Options{Path: below("warren.db"), Logger: d.log})
 	if err != nil {
 		return nil, err
@@ -364,6 +367,26 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	}
 	d.onClose(eng.Close)
 	return eng, nil
+}
+
+// recordsFor refuses to begin new records where sandboxes or workspaces are: without their records the sandboxes would be
+// removed as leftovers, and the workspaces could not be found.
+func recordsFor(dataDir string) error {
+	if info, err := os.Stat(filepath.Join(dataDir, "warren.db")); err == nil && info.Size() > 0 {
+		return nil
+	}
+	for _, name := range []string{"workspaces", filepath.Join("run", "gvisor", "sandboxes")} {
+		entries, err := os.ReadDir(filepath.Join(dataDir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), ".") {
+				return fmt.Errorf("warren.db is missing or empty, but %s has %s: put warren.db back, or move the whole data directory away to begin empty: %w", name, e.Name(), warren.ErrUnavailable)
+			}
+		}
+	}
+	return nil
 }
 
 // hostLimits is the most that one sandbox can have: what the machine has. A limit beyond that would be none.
