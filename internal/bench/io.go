@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -30,7 +31,9 @@ type workload struct {
 	needs string
 }
 
-// workloads run in this order in one directory; $SRC holds tree.tar, modules.tar and the module to build.
+// workloads run in this order, each round in a directory of its own; $SRC holds tree.tar, modules.tar and the module to
+// build. Nothing is removed before all rounds are done: an ext4 without a journal does not use an inode again for minutes
+// after a file was removed, and looks at all of those for each file that is made.
 var workloads = []workload{
 	{name: "create 6,000 files of 3 KB", run: `mkdir tree && tar xf "$SRC/tree.tar" --no-same-owner -m -C tree`},
 	{name: "stat walk of them", run: `find tree -type f -size +1k | wc -l`},
@@ -40,8 +43,9 @@ var workloads = []workload{
 	{name: "git clone --local", needs: "git", run: `git clone -q --local --no-hardlinks tree clone`},
 	{name: "npm-like tree, 4,000 files", run: `mkdir app && tar xf "$SRC/modules.tar" --no-same-owner -m -C app`},
 	{name: "go build, cold cache", needs: "go", run: `cp -r "$SRC/module" module && cd module && GOCACHE="$PWD/cache" GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=0 go build -o program .`},
-	{name: "rm -rf of all that", run: `rm -rf tree clone app module`},
 }
+
+var removal = workload{name: "rm -rf of all that", run: `rm -rf tree clone app module`}
 
 // IO measures work with many files in the workspace and in the root overlay of a sandbox beside the same work outside, on
 // the same disk, taking turns. It prints the medians and their ratios to w.
@@ -76,22 +80,33 @@ func IO(ctx context.Context, o Options, w io.Writer) (err error) {
 	}
 	rounds := max(1, s.rounds()/5)
 	left := map[string]string{}
-	for range rounds {
-		for _, l := range workloads {
-			for _, p := range places {
-				if left[l.name] != "" {
-					continue
-				}
-				d, err := p.time(ctx, l)
-				if errors.Is(err, errMissing) {
-					left[l.name] = err.Error()
-					continue
-				}
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", l.name, p.name, err)
-				}
-				p.add(l.name, d)
+	measure := func(round int, l workload) error {
+		for _, p := range places {
+			if left[l.name] != "" {
+				return nil
 			}
+			d, err := p.time(ctx, round, l)
+			if errors.Is(err, errMissing) {
+				left[l.name] = err.Error()
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", l.name, p.name, err)
+			}
+			p.add(l.name, d)
+		}
+		return nil
+	}
+	for round := range rounds {
+		for _, l := range workloads {
+			if err := measure(round, l); err != nil {
+				return err
+			}
+		}
+	}
+	for round := range rounds {
+		if err := measure(round, removal); err != nil {
+			return err
 		}
 	}
 	report(w, places, rounds, left)
@@ -102,7 +117,7 @@ func report(w io.Writer, places []*place, rounds int, left map[string]string) {
 	fmt.Fprintf(w, "Files: the same work outside and inside, median of %d runs that take turns\n", rounds)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "\tnative\tworkspace\t\troot overlay\t\t")
-	for _, l := range workloads {
+	for _, l := range append(slices.Clone(workloads), removal) {
 		if left[l.name] != "" {
 			continue
 		}
@@ -140,13 +155,13 @@ func (p *place) add(name string, d time.Duration) {
 }
 
 // time runs a workload and returns what a clock beside it showed.
-func (p *place) time(ctx context.Context, l workload) (time.Duration, error) {
+func (p *place) time(ctx context.Context, round int, l workload) (time.Duration, error) {
 	if l.needs != "" {
 		if _, err := p.sh(ctx, "command -v "+l.needs); err != nil {
 			return 0, fmt.Errorf("%w: %s has no %s", errMissing, p.name, l.needs)
 		}
 	}
-	out, err := p.sh(ctx, `begin=$(date +%s%N); ( `+l.run+` ) >/dev/null || exit 1; end=$(date +%s%N); echo "took $((end-begin))"`)
+	out, err := p.sh(ctx, fmt.Sprintf(`mkdir -p round%d && cd round%d; `, round, round)+`begin=$(date +%s%N); ( `+l.run+` ) >/dev/null || exit 1; end=$(date +%s%N); echo "took $((end-begin))"`)
 	if err != nil {
 		return 0, err
 	}
