@@ -172,8 +172,6 @@ func (e *Engine) eraseAgain(sb *sandbox, op *operation, x erasure) {
 }
 
 func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x erasure) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
-	defer cancel()
 	e.mu.Lock()
 	row, ws := sb.row, e.spaces[sb.row.WorkspaceID]
 	drop := op.workspace || row.DropWorkspace
@@ -190,7 +188,11 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 	if d == nil {
 		return fmt.Errorf("driver %q, which has sandbox %s, is not open in this server: %w", row.Driver, row.ID, warren.ErrUnavailable)
 	}
-	if err := d.Delete(ctx, row.ID); err != nil {
+	// Only the driver has a deadline: a workspace of a million files takes as long as it takes.
+	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
+	err = d.Delete(dctx, row.ID)
+	cancel()
+	if err != nil {
 		e.metrics.driverError(row.Driver, "delete")
 		return fmt.Errorf("driver %s: %w", row.Driver, err)
 	}

@@ -219,8 +219,9 @@ func (d *dirWorkspaces) Get(_ context.Context, id warren.WorkspaceID) (*Workspac
 
 func (d *dirWorkspaces) Delete(_ context.Context, id warren.WorkspaceID) error {
 	d.mu.Lock()
-	err := d.remove
+	err, slow := d.remove, d.slow
 	d.mu.Unlock()
+	time.Sleep(slow)
 	if err != nil {
 		return err
 	}

@@ -381,13 +381,11 @@ func (e *Engine) removeStranger(name string, id warren.SandboxID) {
 
 // finishWorkspace removes a workspace whose create or delete was cut short.
 func (e *Engine) finishWorkspace(w *workspace) {
-	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
-	defer cancel()
 	var ev *store.Event
 	if w.row.State == wsDeleting {
 		ev = e.workspaceEvent("warren", "workspace.delete", &w.row, "after a restart of the server")
 	}
-	if err := e.removeWorkspace(ctx, w, ev); err != nil {
+	if err := e.removeWorkspace(e.ctx, w, ev); err != nil {
 		if !errors.Is(err, context.Canceled) {
 			e.log.Warn("workspace not removed until the next start", "workspace", w.row.ID, "error", err)
 		}

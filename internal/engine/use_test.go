@@ -401,6 +401,19 @@ func TestDeleteIsRetried(t *testing.T) {
 	}
 }
 
+// TestDeleteOfManyFiles has a workspace whose removal takes longer than a driver may.
+func TestDeleteOfManyFiles(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.DeleteTimeout = 50 * time.Millisecond })
+	sb := r.create(alice, Spec{Name: "box"})
+	r.spaces.mu.Lock()
+	r.spaces.slow = 200 * time.Millisecond
+	r.spaces.mu.Unlock()
+	if err := r.Delete(context.Background(), alice, DeleteRequest{ID: "box"}); err != nil || !r.gone(sb.ID) {
+		t.Errorf("delete: %v", err)
+	}
+	r.empty()
+}
+
 func TestForeign(t *testing.T) {
 	r := newRig(t, nil)
 	ctx := context.Background()

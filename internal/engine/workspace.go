@@ -442,10 +442,8 @@ func (e *Engine) newWorkspace(ctx context.Context, c Caller, name string, key ow
 }
 
 func (e *Engine) undoWorkspace(ctx context.Context, w *workspace, stored bool, cause error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.DeleteTimeout)
-	defer cancel()
 	if stored {
-		if err := e.removeWorkspace(ctx, w, nil); err != nil {
+		if err := e.removeWorkspace(context.WithoutCancel(ctx), w, nil); err != nil {
 			e.log.Warn("half-made workspace not removed until the next start", "workspace", w.row.ID, "error", err, "cause", cause)
 			e.mu.Lock()
 			w.removing = true
