@@ -46,6 +46,10 @@ type Harness struct {
 	Kill func(t testing.TB, d driver.Driver, id warren.SandboxID)
 	// Processes returns the host's processes of a sandbox; nil if there are none, as in an in-process fake.
 	Processes func(t testing.TB, id warren.SandboxID) []int
+	// Asynchronous says that a call which the caller gave up is undone soon after it returns, as behind a network.
+	Asynchronous bool
+	// Alias returns the name that a sandbox has on the host, where that is not its id.
+	Alias func(id warren.SandboxID) warren.SandboxID
 	// State are the directories in which the driver keeps what belongs to a sandbox.
 	State []string
 	// Lacks names cases that this harness cannot express, with the reason.
@@ -68,29 +72,53 @@ type testCase struct {
 	commands bool
 	// processes: the case needs host processes to look at or kill.
 	processes bool
-	run       func(t *testing.T, c *ctx)
+	// optional is the part of a driver that the case is about, if it need not have it.
+	optional string
+	run      func(t *testing.T, c *ctx)
 }
 
 // Run runs the conformance cases and prints a table of them.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	table := NewTable(h.Name, "conformance")
+	able := h.abilities(t)
 	var cases []testCase
 	for _, group := range [][]testCase{lifecycleCases, dialCases, mountCases, limitCases} {
 		cases = append(cases, group...)
 	}
 	for _, tc := range cases {
-		table.Run(t, tc.name, tc.sentence, h.lacks(tc), func(t *testing.T) {
+		table.Run(t, tc.name, tc.sentence, h.lacks(tc, able), func(t *testing.T) {
 			tc.run(t, newCtx(t, h))
 		})
 	}
 	table.Print(t)
 }
 
-func (h *Harness) lacks(tc testCase) string {
+// Optional parts of a driver that cases are about.
+const (
+	watches  = "Watcher"
+	measures = "Statser"
+	checks   = "Checker"
+)
+
+// abilities returns the optional parts that the driver has.
+func (h *Harness) abilities(t *testing.T) map[string]bool {
+	t.Helper()
+	d := h.New(t)
+	defer d.Close()
+	able := map[string]bool{}
+	_, able[watches] = driver.As[driver.Watcher](d)
+	_, able[measures] = driver.As[driver.Statser](d)
+	_, able[checks] = driver.As[driver.Checker](d)
+	return able
+}
+
+func (h *Harness) lacks(tc testCase, able map[string]bool) string {
 	switch {
 	case h.Lacks[tc.name] != "":
 		return h.Lacks[tc.name]
+	case tc.optional != "" && !able[tc.optional]:
+		return "it is no " + tc.optional
 	case tc.commands && !h.Commands:
 		return "no guest runs commands"
 	case tc.processes && h.Processes == nil && h.Kill == nil:

@@ -130,10 +130,14 @@ func plantKey(t testing.TB, canary string) {
 // sandbox makes one with a workspace and the probe in it.
 func (a *arena) sandbox(change ...func(*driver.Spec)) warren.SandboxID {
 	a.t.Helper()
-	work := workDir(a.t)
-	return a.create(append([]func(*driver.Spec){withProbe(a.t), func(s *driver.Spec) {
-		s.Mounts = append(s.Mounts, openMount(a.t, work, "/workspace", true, diskOwner))
-	}}, change...)...)
+	if !a.h.Initialized {
+		// Who creates as the engine does gives a workspace as well.
+		work := workDir(a.t)
+		change = append(change, func(s *driver.Spec) {
+			s.Mounts = append(s.Mounts, openMount(a.t, work, "/workspace", true, diskOwner))
+		})
+	}
+	return a.create(append(change, withProbe(a.t))...)
 }
 
 func (a *arena) look() field.Facts {

@@ -19,6 +19,13 @@ func (c *ctx) nothingLeft(ids ...warren.SandboxID) {
 	if len(ids) == 0 {
 		return
 	}
+	if c.h.Alias != nil {
+		for _, id := range ids {
+			if alias := c.h.Alias(id); alias != "" {
+				ids = append(ids, alias)
+			}
+		}
+	}
 	// What was told to end may still be on its way out of the process table.
 	for until := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		left := leftovers(c.h.State, ids)
