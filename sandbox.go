@@ -182,7 +182,8 @@ func (c *Client) Ref(id string) *Sandbox {
 }
 
 // Create makes a sandbox and returns when it is ready for its first command. When the connection breaks, Create asks
-// again under the same key, so that one call makes one sandbox.
+// again under the same key, so that one call makes one sandbox. When ctx ends first, what the server had made by then is
+// removed again, unless the spec has a key of its own, by which the caller can ask for it later.
 func (c *Client) Create(ctx context.Context, spec Spec) (*Sandbox, error) {
 	req := &warrenv1.CreateSandboxRequest{Spec: spec.proto(), IdempotencyKey: spec.IdempotencyKey}
 	if req.IdempotencyKey == "" {
@@ -211,9 +212,20 @@ func (c *Client) Create(ctx context.Context, spec Spec) (*Sandbox, error) {
 		return streamEnd("create sandbox", stream.Err())
 	})
 	if err != nil {
+		if ctx.Err() != nil && spec.IdempotencyKey == "" {
+			c.giveUp(ctx, req.IdempotencyKey)
+		}
 		return nil, err
 	}
 	return c.sandboxFrom(made), nil
+}
+
+// giveUp removes what a create has made whose answer came too late for its caller: nobody else knows of it.
+func (c *Client) giveUp(ctx context.Context, key string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	// Should this fail too, the server has seen the caller leave.
+	_, _ = c.sandboxes.DeleteSandbox(ctx, connect.NewRequest(&warrenv1.DeleteSandboxRequest{IdempotencyKey: key, AllowMissing: true}))
 }
 
 // streamEnd is the error of a stream that ended before its result.

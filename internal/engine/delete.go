@@ -24,6 +24,22 @@ var (
 // not to be kept. It returns when all is gone. Deleting again, or at the same time, joins. When the driver fails, Delete
 // says so and the engine goes on trying.
 func (e *Engine) Delete(ctx context.Context, c Caller, r DeleteRequest) error {
+	if r.Key != "" {
+		if r.ID != "" {
+			return fmt.Errorf("delete by an id or by the idempotency key of a create, not by both: %w", warren.ErrInvalid)
+		}
+		id, err := e.made(ctx, c, r.Key)
+		if err != nil {
+			return err
+		}
+		if id == "" {
+			if r.AllowMissing {
+				return nil
+			}
+			return fmt.Errorf("no create with idempotency key %s: %w", quote(r.Key), warren.ErrNotFound)
+		}
+		r.ID = id
+	}
 	e.mu.Lock()
 	sb, err := e.find(c, r.ID)
 	e.mu.Unlock()
@@ -34,6 +50,36 @@ func (e *Engine) Delete(ctx context.Context, c Caller, r DeleteRequest) error {
 		return err
 	}
 	return e.delete(ctx, sb, c.User, "sandbox.delete", "", r.DeleteWorkspace)
+}
+
+// made ends a create that is under way with the key, and returns the sandbox that one has made.
+func (e *Engine) made(ctx context.Context, c Caller, key string) (string, error) {
+	if err := checkKey(key); err != nil {
+		return "", err
+	}
+	e.mu.Lock()
+	f := e.flights[ownedName{c.User, key}]
+	if f != nil {
+		f.cancel()
+	}
+	e.mu.Unlock()
+	if f != nil {
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}
+	k, err := e.store.Key(ctx, c.User, key)
+	if err != nil || k == nil {
+		return "", err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.boxes[warren.SandboxID(k.Object)] == nil {
+		return "", nil
+	}
+	return k.Object, nil
 }
 
 func (e *Engine) delete(ctx context.Context, sb *sandbox, actor, action, why string, workspace bool) error {

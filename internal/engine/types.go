@@ -156,6 +156,8 @@ type UpdateRequest struct {
 // DeleteRequest removes a sandbox.
 type DeleteRequest struct {
 	ID string
+	// Key, instead of ID, is the idempotency key of the create whose sandbox is meant, under way or done.
+	Key string
 	// AllowMissing makes it no error when there is none.
 	AllowMissing bool
 	// DeleteWorkspace also removes a workspace that would be kept.

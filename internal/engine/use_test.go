@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -399,6 +400,69 @@ func TestDeleteIsRetried(t *testing.T) {
 	if err := r.Delete(ctx, alice, DeleteRequest{ID: string(sb.ID), AllowMissing: true}); err != nil {
 		t.Errorf("second delete, allowed: %v", err)
 	}
+}
+
+func TestDeleteByKey(t *testing.T) {
+	r := newRig(t, nil)
+	ctx := context.Background()
+	create := func(name, key string) error {
+		_, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: name}, IdempotencyKey: key}, nil)
+		return err
+	}
+	if err := create("done", "k1"); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		who  Caller
+		req  DeleteRequest
+		want error
+	}{
+		"of another user": {bob, DeleteRequest{Key: "k1"}, warren.ErrNotFound},
+		"unknown":         {alice, DeleteRequest{Key: "k2"}, warren.ErrNotFound},
+		"allowed":         {alice, DeleteRequest{Key: "k2", AllowMissing: true}, nil},
+		"too long":        {alice, DeleteRequest{Key: strings.Repeat("k", 1000)}, warren.ErrInvalid},
+		"with an id":      {alice, DeleteRequest{Key: "k1", ID: "done"}, warren.ErrInvalid},
+	} {
+		if err := r.Delete(ctx, c.who, c.req); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	if err := r.Delete(ctx, alice, DeleteRequest{Key: "k1"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.Get(ctx, alice, "done"); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("after its delete: %v", err)
+	}
+	if err := r.Delete(ctx, alice, DeleteRequest{Key: "k1"}); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("second delete: %v", err)
+	}
+
+	// One under way ends.
+	r.spaces.mu.Lock()
+	r.spaces.slow = time.Minute
+	r.spaces.mu.Unlock()
+	made := make(chan error, 1)
+	go func() { made <- create("under-way", "k3") }()
+	eventually(t, "the create has begun", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.flights) == 1
+	})
+	eventually(t, "its files are made", func() bool {
+		made, err := os.ReadDir(r.spaces.dir)
+		return err == nil && len(made) == 1
+	})
+	time.Sleep(20 * time.Millisecond) // as a rule Populate waits by then; the test holds if not
+	r.spaces.mu.Lock()
+	r.spaces.slow = 0
+	r.spaces.mu.Unlock()
+	if err := r.Delete(ctx, alice, DeleteRequest{Key: "k3", AllowMissing: true}); err != nil {
+		t.Error(err)
+	}
+	if err := <-made; err == nil {
+		t.Error("the create under way succeeded")
+	}
+	r.empty()
 }
 
 // TestDeleteOfManyFiles has a workspace whose removal takes longer than a driver may.

@@ -294,7 +294,7 @@ func (h sandboxService) DeleteSandbox(ctx context.Context, req *connect.Request[
 	m := req.Msg
 	h.s.note(ctx, m.GetId())
 	id, _ := h.s.engine.Resolve(callerOf(ctx), m.GetId())
-	err := h.s.engine.Delete(ctx, callerOf(ctx), engine.DeleteRequest{ID: m.GetId(), AllowMissing: m.GetAllowMissing(), DeleteWorkspace: m.GetDeleteWorkspace()})
+	err := h.s.engine.Delete(ctx, callerOf(ctx), engine.DeleteRequest{ID: m.GetId(), Key: m.GetIdempotencyKey(), AllowMissing: m.GetAllowMissing(), DeleteWorkspace: m.GetDeleteWorkspace()})
 	if err != nil {
 		return nil, err
 	}

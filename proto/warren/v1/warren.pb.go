@@ -1442,13 +1442,17 @@ func (x *UpdateSandboxResponse) GetSandbox() *Sandbox {
 
 type DeleteSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty when idempotency_key is given.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Succeed when there is none.
 	AllowMissing bool `protobuf:"varint,2,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
 	// Also remove the workspace, even one that was kept.
 	DeleteWorkspace bool `protobuf:"varint,3,opt,name=delete_workspace,json=deleteWorkspace,proto3" json:"delete_workspace,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Instead of id: the key of the create whose sandbox is meant. A create that is still under way is ended. For clients that
+	// gave up before the answer told them the id.
+	IdempotencyKey string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DeleteSandboxRequest) Reset() {
@@ -1500,6 +1504,13 @@ func (x *DeleteSandboxRequest) GetDeleteWorkspace() bool {
 		return x.DeleteWorkspace
 	}
 	return false
+}
+
+func (x *DeleteSandboxRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
 }
 
 type DeleteSandboxResponse struct {
@@ -5034,11 +5045,12 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05_nameB\x11\n" +
 	"\x0f_keep_workspace\"E\n" +
 	"\x15UpdateSandboxResponse\x12,\n" +
-	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"v\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\x9f\x01\n" +
 	"\x14DeleteSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\x12)\n" +
-	"\x10delete_workspace\x18\x03 \x01(\bR\x0fdeleteWorkspace\"\x17\n" +
+	"\x10delete_workspace\x18\x03 \x01(\bR\x0fdeleteWorkspace\x12'\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"\x17\n" +
 	"\x15DeleteSandboxResponse\"'\n" +
 	"\x15RestartSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"F\n" +
