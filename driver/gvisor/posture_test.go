@@ -6,9 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/warren-sandbox/warren"
 )
 
 // TestPosture reads what the host says of a sandbox's processes, each thread of them.
@@ -95,6 +99,83 @@ func children(pid int) []int {
 		for _, c := range strings.Fields(string(b)) {
 			n, _ := strconv.Atoi(c)
 			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// TestNothingShared starts sandboxes at the same time and looks for what connects the processes of one with those of another,
+// or with the keeper: each of them holds one end of its own sockets and pipes and nobody else holds the same end.
+func TestNothingShared(t *testing.T) {
+	e := newEnv(t)
+	const rounds, together = 4, 6
+	for range rounds {
+		ids := make([]warren.SandboxID, together)
+		var wg sync.WaitGroup
+		for i := range ids {
+			spec := e.spec()
+			ids[i] = spec.ID
+			wg.Go(func() {
+				if err := e.d.Create(t.Context(), spec); err != nil {
+					t.Error(err)
+				}
+				e.tryRun(spec.ID, "true") // calls through control sockets and channels meanwhile
+			})
+		}
+		wg.Wait()
+		holders := map[string][]string{}
+		note := func(who string, pids []int) {
+			for _, pid := range pids {
+				for _, end := range ends(pid) {
+					if !slices.Contains(holders[end], who) {
+						holders[end] = append(holders[end], who)
+					}
+				}
+			}
+		}
+		note("the keeper", []int{e.keeperPID()})
+		for _, id := range ids {
+			roots := append(e.processes(id, "runsc-sandbox"), e.processes(id, "runsc-gofer")...)
+			if len(roots) != 2 {
+				t.Fatalf("sandbox and gofer of %s: %v", id, roots)
+			}
+			note(string(id), tree(roots))
+		}
+		if len(holders) < 5*together {
+			t.Fatalf("only %d sockets, pipes and eventfds seen", len(holders))
+		}
+		for end, who := range holders {
+			if len(who) > 1 {
+				t.Errorf("%s is held by %v", end, who)
+			}
+		}
+		for _, id := range ids {
+			if err := e.d.Delete(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// ends returns the sockets, pipes and eventfds that a process holds, by what tells one from another.
+func ends(pid int) []string {
+	var all []string
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, name := range fds {
+		target, err := os.Readlink(name)
+		if err != nil {
+			continue
+		}
+		switch {
+		case strings.HasPrefix(target, "socket:"), strings.HasPrefix(target, "pipe:"):
+			all = append(all, target)
+		case target == "anon_inode:[eventfd]":
+			b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, filepath.Base(name)))
+			for line := range strings.Lines(string(b)) {
+				if id, ok := strings.CutPrefix(line, "eventfd-id:"); ok {
+					all = append(all, "eventfd "+strings.TrimSpace(id))
+				}
+			}
 		}
 	}
 	return all

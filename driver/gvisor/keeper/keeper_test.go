@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -138,6 +139,21 @@ func TestBootArgs(t *testing.T) {
 		if got := bootArgs(other, 8); !reflect.DeepEqual(got, other) {
 			t.Errorf("%q became %q", other, got)
 		}
+	}
+}
+
+func TestDonated(t *testing.T) {
+	args := []string{
+		"runsc-sandbox", "--root=/state/root", "--debug-log-fd=3", "--fdlimit=-1", "boot", "--io-fds=5,6", "--io-fds=7", "--device-fd=-1",
+		"--pass-fd=20:3,21:4", "-exec-fd", "9", "--profiling-metrics-fd-lossy=true", "--total-memory", "30", "s1",
+	}
+	var got []int
+	for fd := range donated(args) {
+		got = append(got, fd)
+	}
+	slices.Sort(got)
+	if want := []int{0, 1, 2, 3, 5, 6, 7, 9, 20, 21}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

@@ -104,8 +104,13 @@ func reserveStdio() error {
 	return unix.Close(null)
 }
 
-// BeforeGVisor prepares this process for one of gVisor's commands and returns its arguments.
+// BeforeGVisor prepares this process for one of gVisor's commands and returns its arguments. A process that cannot be
+// freed of what it inherited ends here.
 func BeforeGVisor(args []string) []string {
+	if err := closeOthers(donated(args)); err != nil {
+		fmt.Fprintf(os.Stderr, "warren-runtime: %v\n", err)
+		os.Exit(1)
+	}
 	if len(args) > 0 && (args[0] == "runsc-sandbox" || args[0] == "runsc-gofer") {
 		// A start makes little garbage and has no time for it; it is collected when the sandbox runs.
 		percent := debug.SetGCPercent(-1)
