@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -124,13 +126,23 @@ func (d *Driver) Create(ctx context.Context, spec *driver.Spec) error {
 	return nil
 }
 
+// CheckOptions refuses every option, before anything is made for a sandbox: this driver has none yet.
+func (d *Driver) CheckOptions(options map[string]string) error { return checkOptions(options) }
+
+func checkOptions(options map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		return fmt.Errorf("driver option %q is not known to gvisor (known: none): %w", key, warren.ErrInvalid)
+	}
+	return nil
+}
+
 // checkSpec refuses what cannot work before anything is made.
 func checkSpec(spec *driver.Spec) error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf(format+": %w", append(args, warren.ErrInvalid)...)
 	}
-	for key := range spec.Options {
-		return invalid("unknown option %q; the gvisor driver has none", key)
+	if err := checkOptions(spec.Options); err != nil {
+		return err
 	}
 	if len(spec.Root.Layers) == 0 {
 		return invalid("the root has no layer")

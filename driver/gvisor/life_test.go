@@ -591,6 +591,22 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// The engine asks a driver through wrappers before it makes a workspace.
+func TestCheckOptions(t *testing.T) {
+	type checker interface{ CheckOptions(map[string]string) error }
+	c, ok := driver.As[checker](&gvisor.Driver{})
+	if !ok {
+		t.Fatal("the driver does not judge options")
+	}
+	if err := c.CheckOptions(nil); err != nil {
+		t.Error(err)
+	}
+	err := c.CheckOptions(map[string]string{"runtime": "runc"})
+	if !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), `"runtime" is not known to gvisor (known: none)`) {
+		t.Errorf("an unknown option: %v", err)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	e := newEnv(t)
 	for _, c := range e.d.Check(t.Context()) {
