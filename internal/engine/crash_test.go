@@ -576,10 +576,16 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
+// killLanes is how many children live at the same time, each on data of its own: most of a kill's time is waiting.
+const killLanes = 4
+
 // TestRandomKills ends the child at random times, again and again on the same data. WARREN_KILLS says how often,
 // WARREN_SEED with which seed.
 func TestRandomKills(t *testing.T) {
-	kills := 25
+	kills := 200
+	if os.Getenv("WARREN_SOAK") != "" {
+		kills = 3000
+	}
 	if s := os.Getenv("WARREN_KILLS"); s != "" {
 		var err error
 		if kills, err = strconv.Atoi(s); err != nil {
@@ -594,6 +600,16 @@ func TestRandomKills(t *testing.T) {
 		}
 	}
 	t.Logf("seed %d", seed)
+	for lane := range killLanes {
+		t.Run(strconv.Itoa(lane), func(t *testing.T) {
+			t.Parallel()
+			// Seeds of children count up from the lane's, and must not meet those of the next.
+			randomKills(t, (kills+lane)/killLanes, seed+uint64(lane)<<32)
+		})
+	}
+}
+
+func randomKills(t *testing.T, kills int, seed uint64) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	dir := t.TempDir()
 	m := newModel()
@@ -622,6 +638,9 @@ func TestRandomKills(t *testing.T) {
 		}
 	}
 	t.Logf("%d kills, %d operations acknowledged before them", kills, acknowledged)
+	if acknowledged < kills {
+		t.Errorf("%d kills hit only %d operations: the children hardly began", kills, acknowledged)
+	}
 	r := prepareRig(t, dir, nil)
 	r.start()
 	defer r.stop()
