@@ -3,14 +3,11 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -82,46 +79,15 @@ func cleanUp(t *testing.T, script testscript.T, bin testenv.Binaries, home strin
 		t.Errorf("shutdown: %v\n%s", err, out)
 	}
 	log := remarks(home)
-	group := controlGroup(home)
+	before.Note()
 	if err := os.RemoveAll(home); err != nil {
 		t.Errorf("remove the data directory: %v", err)
 	}
-	if left := leftovers(t, before, group); len(left) > 0 {
+	if left := before.WaitClean(15 * time.Second); len(left) > 0 {
 		t.Errorf("left behind:\n  %s\nlog:\n%s", strings.Join(left, "\n  "), log)
 	} else if failed, ok := script.(interface{ Failed() bool }); ok && failed.Failed() {
 		script.Log("log of the daemon:\n" + log)
 	}
-}
-
-// leftovers waits until nothing is left, for at most 15 s, and returns what then is. Control groups of other daemons on this
-// machine come and go meanwhile; those of this one are known by their name.
-func leftovers(t *testing.T, before *testenv.Snapshot, group string) []string {
-	deadline := time.Now().Add(15 * time.Second)
-	for {
-		left, err := before.Left()
-		if err != nil {
-			t.Error(err)
-			return nil
-		}
-		left = slices.DeleteFunc(left, func(what string) bool {
-			return strings.HasPrefix(what, "cgroup ") && !strings.Contains(what, group)
-		})
-		if len(left) == 0 || time.Now().After(deadline) {
-			return left
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// controlGroup returns the name of the control groups of the sandboxes below a data directory, which the keeper makes from its
-// state directory's identity.
-func controlGroup(home string) string {
-	var st syscall.Stat_t
-	if err := syscall.Stat(filepath.Join(home, "run", "gvisor"), &st); err != nil {
-		return "/warren-none"
-	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%d", st.Dev, st.Ino))
-	return "/warren-" + hex.EncodeToString(sum[:4])
 }
 
 // remarks returns the log of the daemon without its lines about requests.

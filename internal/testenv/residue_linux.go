@@ -2,6 +2,8 @@ package testenv
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +12,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -20,7 +23,7 @@ const residueGrace = 10 * time.Second
 // Residue fails the test if, at its end, anything is left that came since this call and belongs to one of dirs:
 //   - processes that name one of dirs in their arguments, environment, directory, root or open files;
 //   - mounts on, of or below dirs; loop devices on files in them; names of network namespaces;
-//   - cgroups named for Warren that hold no process;
+//   - control groups of the data directories' sandboxes that hold no process;
 //   - files in dirs.
 //
 // Call it before what starts things registers its clean-ups, so that this check runs after them. What other tests do
@@ -42,11 +45,15 @@ func Residue(t testing.TB, dirs ...string) {
 type Snapshot struct {
 	dirs  []string
 	items map[string]string // key → what it is, for people
+	// groups are the control groups that hold no process, by directory.
+	groups map[string]bool
+	// own are the names of the control groups of state directories that were seen in dirs.
+	own map[string]bool
 }
 
 // TakeSnapshot looks at processes, mounts, loop devices, network namespaces, cgroups and files.
 func TakeSnapshot(dirs ...string) (*Snapshot, error) {
-	s := &Snapshot{items: map[string]string{}}
+	s := &Snapshot{items: map[string]string{}, groups: map[string]bool{}, own: map[string]bool{}}
 	for _, dir := range dirs {
 		abs, err := filepath.Abs(dir)
 		if err != nil {
@@ -59,7 +66,50 @@ func TakeSnapshot(dirs ...string) (*Snapshot, error) {
 			return nil, fmt.Errorf("residue: %w", err)
 		}
 	}
+	s.Note()
 	return s, nil
+}
+
+// Note remembers which control groups belong to the state directories that are in the directories now: a keeper names them by
+// its state directory's inode. Call it before the directories are removed; otherwise every group counts that no living
+// keeper has.
+func (s *Snapshot) Note() {
+	for _, dir := range s.dirs {
+		for _, pattern := range []string{".", "*", "run/*"} {
+			locks, _ := filepath.Glob(filepath.Join(dir, pattern, "keeper.lock"))
+			for _, lock := range locks {
+				if name, err := groupName(filepath.Dir(lock)); err == nil {
+					s.own[name] = true
+				}
+			}
+		}
+	}
+}
+
+// groupName is what the keeper of a state directory calls the parent of its sandboxes' control groups.
+func groupName(state string) (string, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(state, &st); err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%d", st.Dev, st.Ino))
+	return "warren-" + hex.EncodeToString(sum[:4]), nil
+}
+
+// keepersGroups returns the names of the control groups of all keepers that live on this machine.
+func keepersGroups() map[string]bool {
+	names := map[string]bool{}
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(line, []byte("\x00keeper\x00-inside\x00")) {
+			continue
+		}
+		if name, err := groupName(filepath.Join(filepath.Dir(file), "root", "state")); err == nil {
+			names[name] = true
+		}
+	}
+	return names
 }
 
 // Left returns what is there now and was not when s was taken, one line each, sorted.
@@ -74,8 +124,34 @@ func (s *Snapshot) Left() ([]string, error) {
 			left = append(left, what)
 		}
 	}
+	for name := range now.own {
+		s.own[name] = true
+	}
+	var others map[string]bool
+	if len(s.own) == 0 {
+		others = keepersGroups()
+	}
+	for path := range now.groups {
+		if !s.groups[path] && inGroups(path, s.own, others) {
+			left = append(left, "cgroup "+path)
+		}
+	}
 	sort.Strings(left)
 	return left, nil
+}
+
+// inGroups says whether a control group lies in one of own, or, when these are not known, in none of others.
+func inGroups(path string, own, others map[string]bool) bool {
+	for name := range strings.SplitSeq(path, "/") {
+		if !strings.HasPrefix(name, "warren-") {
+			continue
+		}
+		if len(own) > 0 {
+			return own[name]
+		}
+		return !others[name]
+	}
+	return false
 }
 
 // WaitClean calls Left until it returns nothing or the time is over, and returns what was left then.
@@ -270,7 +346,7 @@ func (s *Snapshot) cgroups() error {
 		if occupied(path) {
 			return nil
 		}
-		s.items["cgroup "+path] = "cgroup " + path
+		s.groups[path] = true
 		return nil
 	})
 }

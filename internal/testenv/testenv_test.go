@@ -1,10 +1,14 @@
 package testenv_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,6 +139,55 @@ func TestResidueSeesMounts(t *testing.T) {
 	syscall.Unmount(sub, 0)
 	if err != nil || len(left) != 1 || !strings.HasPrefix(left[0], "mount of tmpfs x") {
 		t.Errorf("left %q, %v", left, err)
+	}
+}
+
+// Only the control groups of the directory's own keeper are left behind by it.
+func TestResidueKnowsItsControlGroups(t *testing.T) {
+	testenv.NeedsRoot(t)
+	parent := "/sys/fs/cgroup/pids" // version 1
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		parent = "/sys/fs/cgroup"
+	}
+	home, other := t.TempDir(), t.TempDir()
+	before, err := testenv.TakeSnapshot(home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := map[string]string{}
+	for _, dir := range []string{home, other} {
+		state := filepath.Join(dir, "run", "gvisor")
+		if err := os.MkdirAll(state, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(state, "keeper.lock"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(state, &st); err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(fmt.Appendf(nil, "%d:%d", st.Dev, st.Ino))
+		group := filepath.Join(parent, "warren-"+hex.EncodeToString(sum[:4]))
+		for _, d := range []string{group, filepath.Join(group, "s1")} {
+			if err := os.Mkdir(d, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.Remove(d) })
+		}
+		groups[dir] = group
+	}
+	before.Note()
+	if err := os.RemoveAll(filepath.Join(home, "run")); err != nil {
+		t.Fatal(err)
+	}
+	left, err := before.Left()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"cgroup " + groups[home], "cgroup " + groups[home] + "/s1"}
+	if !slices.Equal(left, want) {
+		t.Errorf("left %q, want %q", left, want)
 	}
 }
 
