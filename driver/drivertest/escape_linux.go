@@ -2,10 +2,13 @@ package drivertest
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -340,19 +343,158 @@ func peers(t *testing.T, a *arena) {
 }
 
 func nextSandbox(t *testing.T, a *arena) {
-	first := a.sandbox()
+	layer := imageLayer(t)
+	onLayer := func(s *driver.Spec) {
+		s.Root.Layers = append(slices.Clone(s.Root.Layers), driver.Layer{Dir: layer, IDBase: driver.DiskIDBase})
+	}
+	var dirs, programs []string
+	for _, l := range a.spec().Root.Layers {
+		dirs = append(dirs, l.Dir)
+	}
+	for _, p := range []string{"/usr/bin/env", "/usr/bin/git", "/usr/bin/id", "/bin/sh"} {
+		if p, err := filepath.EvalSymlinks(p); err == nil {
+			programs = append(programs, p)
+		}
+	}
+	dirs = append(dirs, layer)
+	onHost := treeState(t, append(programs, dirs...)...)
+
+	// One sandbox lives all the while, one changes the image, one comes afterwards.
+	witness, first := a.sandbox(onLayer), a.sandbox(onLayer)
+	look := func(id warren.SandboxID) map[string]string {
+		r := a.guest(id).Shell(a, "root", listImage)
+		if r.Code != 0 {
+			t.Fatalf("list the image: %s %s", r.Status, r.Stderr)
+		}
+		files := map[string]string{}
+		for line := range strings.Lines(r.Stdout) {
+			name, state, _ := strings.Cut(strings.TrimSpace(line), " ")
+			files[name] += state + ";"
+		}
+		return files
+	}
+	pristine := look(witness)
+	if len(pristine) < 15 {
+		t.Fatalf("the image shows as %v", pristine)
+	}
 	a.visible(first)
-	a.guest(first).Shell(a, "root", "for f in /bin/sh /usr/bin/env /etc/passwd /etc/profile /usr/bin/git; do echo changed >> $f; done; rm -rf /usr/share/doc")
+	a.guest(first).Shell(a, "root", changeImage)
+	a.guest(first).Shell(a, "root", "for f in /bin/sh /usr/bin/env /etc/passwd /etc/profile /usr/bin/git; do echo changed >> $f; done; rm -rf /usr/share/doc; mv /usr/bin/id /usr/bin/moved; chmod 0 /usr/bin/git")
+	changed := look(first)
+	for name, state := range pristine {
+		if changed[name] == state && name != "/image/untouched" {
+			t.Errorf("the attack did not change %s in its own sandbox, so it proves nothing", name)
+		}
+	}
 	if err := a.d.Delete(a, first); err != nil {
 		t.Fatal(err)
 	}
 	before := a.look()
 	second := a.sandbox()
 	a.nothing(before, a.attack(second, "root", "A18"), "root")
-	if r := a.guest(second).Shell(a, "root", "tail -c 8 /bin/sh /usr/bin/env /etc/passwd /etc/profile"); strings.Contains(r.Stdout, "changed") {
-		t.Error("the second sandbox sees what the first did to programs of the image")
+	third := a.sandbox(onLayer)
+	for who, id := range map[string]warren.SandboxID{"the sandbox that ran meanwhile": witness, "the next sandbox": third} {
+		if got := look(id); !maps.Equal(got, pristine) {
+			t.Errorf("%s sees\n%v\nand the image is\n%v", who, got, pristine)
+		}
+		if r := a.guest(id).Shell(a, "root", "id -u >/dev/null || echo changed; tail -c 8 /bin/sh /usr/bin/env /etc/passwd /etc/profile /usr/bin/git"); strings.Contains(r.Stdout, "changed") {
+			t.Errorf("%s sees what the first did to programs of the image", who)
+		}
+	}
+	after := treeState(t, append(programs, dirs...)...)
+	for name, state := range onHost {
+		if after[name] != state {
+			t.Errorf("%s changed on the host from %q to %q", name, state, after[name])
+		}
+	}
+	for name := range after {
+		if onHost[name] == "" {
+			t.Errorf("%s is new on the host", name)
+		}
 	}
 	a.twin("A18")
+}
+
+// imageLayer makes a layer with a file below /image for each way to change one.
+func imageLayer(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "layer")
+	sub := filepath.Join(dir, "image", "dir")
+	if err := os.MkdirAll(sub, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"appended", "overwritten", "truncated", "removed", "moved", "mode", "owner", "time", "linked", "replaced", "descriptor", "hole", "untouched", "dir/file"} {
+		writeFile(t, filepath.Join(dir, "image", name), "pristine "+name+"\n")
+	}
+	writeFile(t, filepath.Join(dir, "image", "setuid"), "pristine\n")
+	if err := os.Symlink("untouched", filepath.Join(dir, "image", "link")); err != nil {
+		t.Fatal(err)
+	}
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, driver.DiskIDBase, driver.DiskIDBase))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "image", "setuid"), 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// listImage prints a line for each name and each content below /image.
+const listImage = `find /image -printf '%p %y,%m,%U,%G,%T@,%l\n'; find /image -type f -printf '%p ' -exec sh -c 'sha256sum < "$0"' {} \;`
+
+// changeImage changes everything below /image but one file, each in another way.
+const changeImage = `cd /image
+echo more >> appended
+printf X | dd of=overwritten conv=notrunc 2>/dev/null
+: > truncated
+rm removed
+mv moved moved-away
+chmod 0777 mode
+chown 1000:1000 owner
+touch -d 2001-01-01 time
+chmod 0 setuid
+ln linked hard && echo more >> hard
+echo new > new && mv -f new replaced
+exec 3<> descriptor; rm -f descriptor; echo more >&3; cat /proc/self/fd/3 > descriptor; exec 3>&-
+dd if=/dev/zero of=hole bs=4096 count=3 seek=7 conv=notrunc 2>/dev/null
+ln -sfn /etc/passwd link
+rm -rf dir
+mount -o remount,rw / ; mount -o bind /tmp /image/untouched
+for p in /proc/1/root /proc/self/root /.warren/..; do echo more >> $p/image/appended; done
+true`
+
+// treeState describes files and everything below directories of the host: owner, mode, size, times of change and content.
+func treeState(t *testing.T, paths ...string) map[string]string {
+	t.Helper()
+	state := map[string]string{}
+	for _, root := range paths {
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			var st unix.Stat_t
+			if err := unix.Lstat(path, &st); err != nil {
+				return err
+			}
+			text := fmt.Sprint(st.Uid, st.Gid, st.Mode, st.Size, st.Nlink, st.Mtim, st.Ctim)
+			if d.Type().IsRegular() {
+				b, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				text += fmt.Sprintf(" %x", sha256.Sum256(b))
+			}
+			state[path] = text
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return state
 }
 
 func exhaust(t *testing.T, a *arena) {
