@@ -276,7 +276,8 @@ func testMountPinned(t *testing.T, c *ctx) {
 	writeFile(t, filepath.Join(path, "file"), "mine")
 	writeFile(t, filepath.Join(secret, "file"), "secret")
 
-	for round := range 4 {
+	// A thousand tries of the race itself, which needs no sandbox, are beside the code that opens.
+	for round := range 10 {
 		spec := c.spec(func(s *driver.Spec) {
 			s.Mounts = append(s.Mounts, openMount(t, path, "/mnt/pinned", true, diskOwner))
 		})
