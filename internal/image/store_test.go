@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -683,6 +684,89 @@ func TestPullCancel(t *testing.T) {
 	}
 	if got := left(t, s.dir); len(got) != 0 {
 		t.Errorf("left behind: %v", got)
+	}
+}
+
+// login writes a Docker configuration as `docker login` does, and makes it this test's.
+func login(t *testing.T, registry, user, password string) {
+	t.Helper()
+	dir := t.TempDir()
+	auth := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
+	config := fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, registry, auth)
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DOCKER_CONFIG", dir)
+}
+
+// A registry that wants to know who pulls, by basic authentication or by a token for it, and the user's Docker configuration.
+func TestPullLogin(t *testing.T) {
+	testenv.NeedsRoot(t)
+	const user, password, token = "ada", "correct-horse", "token-of-ada"
+	for _, kind := range []string{"basic", "token"} {
+		t.Run(kind, func(t *testing.T) {
+			h := newHub(t)
+			h.push(t, "private/app:1", imageOf(t, layerOf(t, files{"f": "private"})))
+			host := strings.TrimPrefix(h.URL, "http://")
+			var passed atomic.Int64
+			h.answer(func(next http.Handler, w http.ResponseWriter, r *http.Request) {
+				u, p, basic := r.BasicAuth()
+				right := basic && u == user && p == password
+				if r.URL.Path == "/token" {
+					if !right || !strings.Contains(r.URL.Query().Get("scope"), "private/app") {
+						w.WriteHeader(http.StatusUnauthorized)
+						return
+					}
+					fmt.Fprintf(w, `{"token": %q}`, token)
+					return
+				}
+				challenge := `Basic realm="test"`
+				if kind == "token" {
+					challenge = fmt.Sprintf(`Bearer realm="%s/token",service="test"`, h.URL)
+					right = r.Header.Get("Authorization") == "Bearer "+token
+				}
+				if !right {
+					w.Header().Set("WWW-Authenticate", challenge)
+					w.WriteHeader(http.StatusUnauthorized)
+					return
+				}
+				passed.Add(1)
+				next.ServeHTTP(w, r)
+			})
+			s := openStore(t, t.TempDir())
+			refused := func(what string, secrets ...string) {
+				t.Helper()
+				_, err := s.Pull(t.Context(), h.ref("private/app:1"), PullOptions{Name: "app"})
+				if !errors.Is(err, warren.ErrDenied) || !strings.Contains(err.Error(), "docker login "+host) {
+					t.Errorf("%s: %v", what, err)
+				}
+				for _, secret := range secrets {
+					if err != nil && strings.Contains(err.Error(), secret) {
+						t.Errorf("%s: the message has the secret %q: %v", what, secret, err)
+					}
+				}
+			}
+			t.Setenv("DOCKER_CONFIG", t.TempDir())
+			refused("nobody is logged in")
+			login(t, "registry.example.com", user, password)
+			refused("a login elsewhere", password)
+			login(t, host, user, "wrong-pony")
+			refused("a wrong password", "wrong-pony", base64.StdEncoding.EncodeToString([]byte(user+":wrong-pony")))
+			if n := passed.Load(); n != 0 {
+				t.Fatalf("%d requests passed without the password", n)
+			}
+			if got := left(t, s.dir); len(got) != 0 {
+				t.Errorf("left behind: %v", got)
+			}
+			login(t, host, user, password)
+			im, err := s.Pull(t.Context(), h.ref("private/app:1"), PullOptions{Name: "app"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := content(t, s, im, "f"); got != "private" || passed.Load() == 0 {
+				t.Errorf("content %q after %d requests", got, passed.Load())
+			}
+		})
 	}
 }
 
