@@ -11,6 +11,7 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Posture is what the host's kernel says about one kind of process of a sandbox, over all its threads.
@@ -87,6 +88,10 @@ func posture(t *testing.T, a *arena) {
 	defer plain.Wait()
 	defer plain.Process.Kill()
 	p, ok := readPosture(plain.Process.Pid)
+	// Start returns a moment before the new program's arguments can be read.
+	for deadline := time.Now().Add(5 * time.Second); !ok && time.Now().Before(deadline); p, ok = readPosture(plain.Process.Pid) {
+		time.Sleep(time.Millisecond)
+	}
 	if !ok {
 		t.Fatal("the twin's posture cannot be read")
 	}
