@@ -165,18 +165,20 @@ func (k *Keeper) bury(s *sandbox, e *protocol.Exit) {
 	}
 }
 
-// announce wakes the watchers for a death.
+// watcher is a client that wants to know of deaths.
+type watcher struct {
+	wake chan struct{}
+	news []protocol.Status // in order; not yet sent
+}
+
+// announce tells the watchers of a death.
 func (k *Keeper) announce(st protocol.Status) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(k.watchers) == 0 {
-		k.deaths = nil // nobody will ask
-		return
-	}
-	k.deaths = append(k.deaths, st)
 	for w := range k.watchers {
+		w.news = append(w.news, st)
 		select {
-		case w <- struct{}{}:
+		case w.wake <- struct{}{}:
 		default:
 		}
 	}
@@ -184,15 +186,14 @@ func (k *Keeper) announce(st protocol.Status) {
 
 // watch sends the dead of the moment and then each death, a line each, until the client goes.
 func (k *Keeper) watch(c *net.UnixConn) {
-	wake := make(chan struct{}, 1)
+	w := &watcher{wake: make(chan struct{}, 1)}
 	k.mu.Lock()
-	k.watchers[wake] = true
-	next := len(k.deaths)
+	k.watchers[w] = true
 	k.mu.Unlock()
 	defer func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		delete(k.watchers, wake)
+		delete(k.watchers, w)
 	}()
 	first := &protocol.Response{OK: true}
 	for _, st := range k.list() {
@@ -207,17 +208,14 @@ func (k *Keeper) watch(c *net.UnixConn) {
 	defer cancel()
 	for {
 		k.mu.Lock()
-		var news []protocol.Status
-		if next < len(k.deaths) {
-			news = append(news, k.deaths[next:]...)
-		}
-		next = len(k.deaths)
+		news := w.news
+		w.news = nil
 		k.mu.Unlock()
 		if len(news) > 0 && protocol.Write(c, &protocol.Response{OK: true, Statuses: news}) != nil {
 			return
 		}
 		select {
-		case <-wake:
+		case <-w.wake:
 		case <-ctx.Done():
 			return
 		case <-k.stopped:

@@ -41,8 +41,7 @@ type Keeper struct {
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	ranges    map[int]bool
-	watchers  map[chan struct{}]bool
-	deaths    []protocol.Status // in order, for watchers
+	watchers  map[*watcher]bool
 	clients   int
 	calls     sync.WaitGroup // creates and deletes under way
 	retiring  bool
@@ -97,7 +96,7 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 		idle:      idle,
 		sandboxes: map[string]*sandbox{},
 		ranges:    map[int]bool{},
-		watchers:  map[chan struct{}]bool{},
+		watchers:  map[*watcher]bool{},
 		stopped:   make(chan struct{}),
 		// Whoever started it may be slow to call.
 		lastUse: time.Now().Add(firstCall),

@@ -157,6 +157,62 @@ func TestDonated(t *testing.T) {
 	}
 }
 
+// A watcher gets each death, in order, and what it got is kept no longer.
+func TestWatchKeepsNothing(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "end")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		ends[i] = c.(*net.UnixConn)
+	}
+	k := &Keeper{sandboxes: map[string]*sandbox{}, watchers: map[*watcher]bool{}, stopped: make(chan struct{})}
+	over := make(chan struct{})
+	go func() { defer close(over); k.watch(ends[0]) }()
+	var r protocol.Response
+	if _, err := protocol.Read(ends[1], &r); err != nil || !r.OK || len(r.Statuses) != 0 {
+		t.Fatalf("first answer %+v, %v", r, err)
+	}
+	var want, got []string
+	for i := range 1000 {
+		id := "s" + strings.Repeat("x", i%7)
+		want = append(want, id)
+		k.announce(protocol.Status{ID: id, State: stateDead})
+	}
+	for len(got) < len(want) {
+		var r protocol.Response
+		if _, err := protocol.Read(ends[1], &r); err != nil {
+			t.Fatal(err)
+		}
+		for _, st := range r.Statuses {
+			got = append(got, st.ID)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Error("deaths came in another order, or twice")
+	}
+	k.mu.Lock()
+	for w := range k.watchers {
+		if len(w.news) != 0 || cap(w.news) != 0 {
+			t.Errorf("%d deaths are kept", len(w.news))
+		}
+	}
+	k.mu.Unlock()
+	ends[1].Close()
+	<-over
+	if len(k.watchers) != 0 {
+		t.Error("a watcher that has gone is kept")
+	}
+}
+
 func TestMergedDir(t *testing.T) {
 	testenv.NeedsRoot(t) // to make whiteouts
 	base := t.TempDir()
