@@ -25,6 +25,7 @@ type home struct {
 	t   *testing.T
 	bin testenv.Binaries
 	dir string
+	env []string // of every call, besides the test's own
 }
 
 func newHome(t *testing.T) *home {
@@ -63,6 +64,7 @@ func newHome(t *testing.T) *home {
 func (h *home) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(h.bin.Warren, args...)
 	cmd.Env = append(os.Environ(), "WARREN_HOME="+h.dir, "WARREN_URL=", "HOME="+filepath.Join(h.dir, "none"))
+	cmd.Env = append(cmd.Env, h.env...)
 	return cmd
 }
 

@@ -248,6 +248,15 @@ func newLogger(cfg config.Config, to io.Writer) *slog.Logger {
 // run opens all parts, from the bottom up, and answers until ctx ends.
 func (d *daemon) run(ctx context.Context) error {
 	began := time.Now()
+	// First, so that a mistake in what to listen on has started nothing.
+	var tcp net.Listener
+	if d.cfg.Listen != "" {
+		var err error
+		if tcp, err = server.ListenTCP(d.cfg.Listen, server.TCPOptions{CertFile: d.cfg.TLSCert, KeyFile: d.cfg.TLSKey}); err != nil {
+			return err
+		}
+		defer tcp.Close()
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	tracer, err := d.tracer(ctx)
@@ -266,11 +275,11 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.answer(ctx, srv, began)
+	return d.answer(ctx, srv, tcp, began)
 }
 
-// answer listens and serves until ctx ends or a listener fails.
-func (d *daemon) answer(ctx context.Context, srv *server.Server, began time.Time) error {
+// answer serves on the unix socket, and on tcp if there is one, until ctx ends or a listener fails.
+func (d *daemon) answer(ctx context.Context, srv *server.Server, tcp net.Listener, began time.Time) error {
 	socket := config.Socket(d.cfg.DataDir)
 	unixListener, err := srv.ListenUnix(socket)
 	if err != nil {
@@ -278,14 +287,9 @@ func (d *daemon) answer(ctx context.Context, srv *server.Server, began time.Time
 	}
 	listeners := []net.Listener{unixListener}
 	attrs := []any{"socket", socket, "version", versionString(), "took", time.Since(began)}
-	if d.cfg.Listen != "" {
-		l, err := srv.ListenTCP(d.cfg.Listen, server.TCPOptions{CertFile: d.cfg.TLSCert, KeyFile: d.cfg.TLSKey})
-		if err != nil {
-			unixListener.Close()
-			return err
-		}
-		listeners = append(listeners, l)
-		attrs = append(attrs, "address", l.Addr().String())
+	if tcp != nil {
+		listeners = append(listeners, tcp)
+		attrs = append(attrs, "address", tcp.Addr().String())
 	}
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {

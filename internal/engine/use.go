@@ -533,7 +533,7 @@ func (e *Engine) watchDriver(name string, d driver.Driver) {
 		every := pollEvery
 		if watches && deaths == nil {
 			var err error
-			if deaths, err = w.Watch(e.ctx); err != nil {
+			if deaths, err = w.Watch(e.ctx); err != nil && e.ctx.Err() == nil {
 				e.log.Warn("driver watch", "driver", name, "error", err)
 			} else {
 				e.sweep(name, d) // for what died before the watch began

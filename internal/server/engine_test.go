@@ -124,7 +124,7 @@ func TestRealEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	go s.Serve(l)
-	tcp, err := s.ListenTCP("127.0.0.1:0", server.TCPOptions{})
+	tcp, err := server.ListenTCP("127.0.0.1:0", server.TCPOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,8 +53,8 @@ type TCPOptions struct {
 	Plaintext bool
 }
 
-// ListenTCP listens on host:port.
-func (s *Server) ListenTCP(address string, o TCPOptions) (net.Listener, error) {
+// ListenTCP listens on host:port. Who connects before the server serves waits.
+func ListenTCP(address string, o TCPOptions) (net.Listener, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %q: %w: want host:port", address, warren.ErrInvalid)
@@ -72,7 +72,7 @@ func (s *Server) ListenTCP(address string, o TCPOptions) (net.Listener, error) {
 	if secure {
 		c := &certificate{cert: o.CertFile, key: o.KeyFile}
 		if _, err := c.get(nil); err != nil {
-			return nil, fmt.Errorf("listen on %s: %w", address, err)
+			return nil, fmt.Errorf("listen on %s: TLS certificate and key: %w", address, err)
 		}
 		config = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get, NextProtos: []string{"h2", "http/1.1"}}
 	}

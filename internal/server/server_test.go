@@ -624,7 +624,7 @@ func TestDial(t *testing.T) {
 func TestTLS(t *testing.T) {
 	s := servertest.New(t)
 	cert, key, pool := selfSigned(t)
-	l, err := s.ListenTCP("127.0.0.1:0", server.TCPOptions{CertFile: cert, KeyFile: key})
+	l, err := server.ListenTCP("127.0.0.1:0", server.TCPOptions{CertFile: cert, KeyFile: key})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -919,7 +919,7 @@ func TestListen(t *testing.T) {
 		{"127.0.0.1:0", server.TCPOptions{}, nil},
 		{"0.0.0.0:0", server.TCPOptions{Plaintext: true}, nil},
 	} {
-		l, err := s.ListenTCP(test.address, test.o)
+		l, err := server.ListenTCP(test.address, test.o)
 		if !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
 			t.Errorf("ListenTCP(%q, %+v): %v; want %v", test.address, test.o, err, test.want)
 		}

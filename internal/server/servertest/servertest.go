@@ -66,7 +66,7 @@ func (s *Server) start() {
 // TCP also listens on loopback, and returns the URL.
 func (s *Server) TCP() string {
 	s.t.Helper()
-	l, err := s.ListenTCP("127.0.0.1:0", server.TCPOptions{})
+	l, err := server.ListenTCP("127.0.0.1:0", server.TCPOptions{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
