@@ -533,10 +533,10 @@ func (e *Engine) watchDriver(name string, d driver.Driver) {
 		every := pollEvery
 		if watches && deaths == nil {
 			var err error
-			if deaths, err = w.Watch(e.ctx); err != nil && e.ctx.Err() == nil {
-				e.log.Warn("driver watch", "driver", name, "error", err)
-			} else {
+			if deaths, err = w.Watch(e.ctx); err == nil {
 				e.sweep(name, d) // for what died before the watch began
+			} else if e.ctx.Err() == nil {
+				e.log.Warn("driver watch", "driver", name, "error", err)
 			}
 		}
 		if deaths != nil {
