@@ -357,15 +357,12 @@ func TestKillDuringPopulate(t *testing.T) {
 			// What was under way is undone, or was done just before the kill.
 			deadline := time.Now().Add(30 * time.Second)
 			for {
-				boxes := h.warren("ls", "-q")
-				if boxes != "" && !strings.Contains(h.warren("inspect", "box", "--json"), `"state":"running"`) {
-					boxes = "?"
+				if h.warren("ls", "-q", "--state", "running") != "" {
+					h.warren("rm", "box")
 				}
+				boxes := h.warren("ls", "-q")
 				if boxes == "" && h.warren("workspace", "ls", "-q") == "" && len(h.visible("workspaces"))+len(h.visible("run/gvisor/sandboxes")) == 0 {
 					break
-				}
-				if boxes != "" && boxes != "?" {
-					h.warren("rm", "box")
 				}
 				if time.Now().After(deadline) {
 					t.Fatalf("half made: sandboxes %q, workspaces %q, on disk %v", boxes, h.warren("workspace", "ls", "-q"), h.entries("workspaces"))
