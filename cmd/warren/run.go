@@ -19,7 +19,11 @@ func runCommand(a *app) *cobra.Command {
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
 		Long: `Make a sandbox, run a command in it, remove the sandbox, and exit as the command did: with its exit code, or 128 and the
-number of the signal that ended it; 127 when there is no such command. Warren's own failures exit with 125.`,
+number of the signal that ended it; 127 when there is no such command. Warren's own failures exit with 125.
+
+When this program ends without having removed the sandbox (it was killed, its machine is gone), the server does a minute later, and
+the command ends with it: the sandbox has an idle timeout of 1m, which a command that this program follows, silent or not, never reaches.
+Give another with --idle-timeout. A sandbox that is kept has none of its own.`,
 		Example: `  warren run -- echo hello
   warren run -it -- bash
   warren run --repo https://example.com/org/app@main -- make test
@@ -34,7 +38,11 @@ number of the signal that ended it; 127 when there is no such command. Warren's 
 			if err != nil {
 				return err
 			}
-			return a.runOnce(cmd.Context(), wish, args, f, keep || !remove)
+			keep := keep || !remove
+			if !keep && !cmd.Flags().Changed("idle-timeout") {
+				wish.IdleTimeout = orphanTimeout
+			}
+			return a.runOnce(cmd.Context(), wish, args, f, keep)
 		},
 	}
 	f.register(cmd)
@@ -44,6 +52,10 @@ number of the signal that ended it; 127 when there is no such command. Warren's 
 	flags.BoolVar(&keep, "keep", false, "keep the sandbox; same as --rm=false")
 	return cmd
 }
+
+// orphanTimeout is the idle timeout of a sandbox that run is going to remove: who follows a command uses its sandbox, so that
+// it only counts once nobody is there to remove it. It is long enough for a client to come back after the end of a daemon.
+const orphanTimeout = time.Minute
 
 // runOnce makes a sandbox, runs a command in it and removes it, whatever happens in between.
 func (a *app) runOnce(ctx context.Context, wish warren.Spec, argv []string, f execFlags, keep bool) (err error) {
