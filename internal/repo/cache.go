@@ -156,7 +156,7 @@ func (c *Cache) load(id warren.RepoID) (*Repo, *meta, error) {
 	}
 	var m meta
 	if err := json.Unmarshal(b, &m); err != nil {
-		return nil, nil, fmt.Errorf("repository %s: its record is damaged (%v); delete and fetch it again: %w", id, err, warren.ErrState)
+		return nil, nil, damaged(&Repo{ID: id, URL: "of an unknown origin"}, "its record cannot be read")
 	}
 	return &Repo{
 		ID: id, URL: m.URL, Dir: c.Mirror(id), Objects: c.Objects(id),
@@ -205,13 +205,17 @@ func writeMeta(dir string, m *meta) error {
 	return err
 }
 
-// Get returns a repository by its id or by its URL in any spelling, with its size.
+// Get returns a repository by its id or by its URL in any spelling, with its size. Of one whose record is damaged only the id and
+// the directories are known.
 func (c *Cache) Get(ctx context.Context, idOrURL string) (*Repo, error) {
 	id, err := c.find(idOrURL)
 	if err != nil {
 		return nil, err
 	}
 	r, _, err := c.load(id)
+	if errors.Is(err, warren.ErrState) {
+		r, err = &Repo{ID: id, Dir: c.Mirror(id), Objects: c.Objects(id)}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -73,6 +73,10 @@ func (c *Cache) Fetch(ctx context.Context, rawURL string, o FetchOptions) (*Repo
 			return r, err
 		}
 		if err := c.update(ctx, c.dir(id), origin, m, o); err != nil {
+			// Git words our own damage like that of an origin.
+			if why := c.Check(ctx, id, ""); errors.Is(why, warren.ErrState) {
+				return nil, why
+			}
 			return nil, err
 		}
 	}
@@ -339,11 +343,21 @@ func (c *Cache) resolve(ctx context.Context, r *Repo, dir, ref string) (commit, 
 	cmd.Env = []string{"GIT_NAMESPACE="}
 	out, err := cmd.Output(ctx)
 	if err != nil {
-		return "", "", err
+		return "", "", c.blame(ctx, r.ID, "", err)
 	}
 	for i, line := range strings.Split(strings.TrimSuffix(string(out), "\n"), "\n") {
 		if f := strings.Fields(line); i < len(try) && len(f) == 2 && f[1] == "commit" && git.IsObjectID(f[0]) {
 			return f[0], try[i].branch, nil
+		}
+	}
+	// A ref whose object is gone is there, and not a name that nobody made.
+	for _, t := range try {
+		if !strings.HasPrefix(t.name, "refs/") {
+			continue
+		}
+		oid, err := command(dir, "rev-parse", "--verify", "--quiet", "--end-of-options", t.name).Line(ctx)
+		if err == nil && command(dir, "cat-file", "-e", oid+"^{}").Run(ctx) != nil && ctx.Err() == nil {
+			return "", "", damaged(r, "the object of "+t.name+" is gone")
 		}
 	}
 	return "", "", c.noSuchRef(ctx, r, dir, ref)

@@ -78,7 +78,7 @@ func (c *Cache) Import(ctx context.Context, id warren.RepoID, pack io.Reader, co
 	index := confined("index-pack", "--strict", "--stdin", "--fix-thin")
 	index.Stdin = pack
 	if err := index.Run(ctx); err != nil {
-		return fmt.Errorf("check the commit's objects: %w", err)
+		return fmt.Errorf("check the commit's objects: %w", c.blame(ctx, id, commit.Old, err))
 	}
 	if kind, err := confined("cat-file", "-t", commit.ID).Line(ctx); err != nil || kind != "commit" {
 		return fmt.Errorf("import into %s: the pack has no commit %s: %w", id, commit.ID, errors.Join(warren.ErrInvalid, err))
@@ -116,7 +116,7 @@ func (c *Cache) moveBranch(ctx context.Context, r *Repo, commit Commit) error {
 	if rerr == nil && (ok && now != commit.Old || !ok && commit.Old != "") {
 		return fmt.Errorf("branch %s of the mirror was moved by another (it is at %.12s); commit to another branch: %w", commit.Branch, now, warren.ErrState)
 	}
-	return err
+	return c.blame(ctx, r.ID, "", err)
 }
 
 // Branch returns the commit of a branch of the mirror.
@@ -130,7 +130,7 @@ func (c *Cache) Branch(ctx context.Context, id warren.RepoID, branch string) (co
 	}
 	out, err := command(r.Dir, "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/"+branch).Output(ctx)
 	if err != nil {
-		return "", false, err
+		return "", false, c.blame(ctx, id, "", err)
 	}
 	for line := range strings.Lines(string(out)) {
 		if oid, ref, _ := strings.Cut(strings.TrimSpace(line), " "); ref == "refs/heads/"+branch {

@@ -3,6 +3,7 @@ package repo
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -83,6 +84,9 @@ func (c *Cache) Push(ctx context.Context, id warren.RepoID, o PushOptions) (*Pus
 	var report strings.Builder
 	p.Stdout = &report
 	if err := p.Run(ctx); err != nil {
+		if why := c.Check(ctx, id, ""); errors.Is(why, warren.ErrState) {
+			return nil, why
+		}
 		return nil, pushError(origin, o.RemoteBranch, err, git.Redact(report.String(), t.secrets...))
 	}
 	// What the origin has now is known without asking it again.

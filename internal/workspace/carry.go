@@ -178,7 +178,10 @@ func (s *Store) FormatPatch(ctx context.Context, id warren.WorkspaceID, w io.Wri
 	}
 	c := s.confined(id, m, nil, "format-patch", "--stdout", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", "--no-signature", "--no-attach", "--end-of-options", m.Commit+".."+m.Head)
 	c.Stdout = w
-	return c.Run(ctx)
+	if err := c.Run(ctx); err != nil {
+		return fmt.Errorf("commits of workspace %s: %w", id, s.blame(ctx, m, err))
+	}
+	return nil
 }
 
 // PushOptions of Push.

@@ -84,6 +84,7 @@ func (s *Store) Populate(ctx context.Context, id warren.WorkspaceID) error {
 	}
 	if m.RepoID != "" {
 		if err := s.checkout(ctx, id, m); err != nil {
+			err = s.blame(ctx, m, err)
 			return fmt.Errorf("check out workspace %s: %w", id, err)
 		}
 		if m.Dirty != "" {

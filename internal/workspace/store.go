@@ -376,6 +376,23 @@ func (s *Store) confined(id warren.WorkspaceID, m *meta, sc *scratch, args ...st
 	return c
 }
 
+// blame returns why git failed on a workspace, when damage of its repository in the cache is why, else err.
+func (s *Store) blame(ctx context.Context, m *meta, err error) error {
+	var ge *git.Error
+	if m.RepoID == "" || !errors.As(err, &ge) || ctx.Err() != nil {
+		return err
+	}
+	why := s.o.Repos.Check(ctx, m.RepoID, m.Commit)
+	switch {
+	case errors.Is(why, warren.ErrNotFound):
+		return fmt.Errorf("the repository that the workspace borrows from is gone from the cache: %w", warren.ErrState)
+	case why == nil || !errors.Is(why, warren.ErrState):
+		return err
+	}
+	s.o.Logger.WarnContext(ctx, "repository damaged", "repo", m.RepoID, "err", err)
+	return why
+}
+
 // alternates lists where the objects of a workspace's repository are.
 func (s *Store) alternates(m *meta) []string {
 	if m.RepoID == "" {
