@@ -81,9 +81,12 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 		return nil, err
 	}
 	defer sc.close()
-	snap, err := s.snapshot(ctx, id, m, sc, o.All)
+	snap, err := s.snapshot(ctx, id, m, sc, o.All, maxCommitFile)
 	if err != nil {
-		return nil, fmt.Errorf("commit of workspace %s: %w", id, err)
+		return nil, fmt.Errorf("commit of workspace %s: %w", id, s.blame(ctx, m, err))
+	}
+	if len(snap.large) > 0 {
+		return nil, fmt.Errorf("commit of workspace %s: a commit takes files of at most %d MiB; remove or ignore %s: %w", id, maxCommitFile>>20, strings.Join(snap.large[:min(3, len(snap.large))], ", "), warren.ErrExhausted)
 	}
 	parent, old := m.Commit, ""
 	if m.Head != "" {
@@ -100,7 +103,7 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 	}
 	names, err := s.confined(id, m, sc, "diff-tree", "-r", "-z", "--name-only", "--end-of-options", parent, snap.tree).Output(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("commit of workspace %s: %w", id, s.blame(ctx, m, err))
 	}
 	files := strings.Count(string(names), "\x00")
 	if files == 0 {
@@ -139,7 +142,7 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 	r.Close()
 	cancel()
 	if perr := <-packed; err != nil {
-		return nil, fmt.Errorf("commit of workspace %s: %w", id, errors.Join(err, perr))
+		return nil, fmt.Errorf("commit of workspace %s: %w", id, s.blame(ctx, m, errors.Join(err, perr)))
 	}
 	m.Head, m.HeadBranch, m.Next = commit, o.Branch, ""
 	if err := save(s.dir(id), m, true); err != nil {

@@ -27,9 +27,16 @@ type DiffOptions struct {
 	Stat bool
 }
 
+// A file of more than these is not in a patch, and not in a commit: git would take minutes for it, and for a patch as much memory.
+// A sparse file is as large as it says.
+const (
+	maxDiffFile   = 128 << 20
+	maxCommitFile = 1 << 30
+)
+
 // Diff writes all changes since the workspace was cut, as a patch that `git apply` takes, binary files included. It shows
 // the files as they are on disk now, whatever was committed inside. A sandbox may be writing meanwhile: each file is shown
-// as it was at one moment.
+// as it was at one moment. A file of more than 128 MiB is named in a line before the patch instead.
 func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error {
 	m, err := s.ready(id)
 	if err != nil {
@@ -40,11 +47,14 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 		return err
 	}
 	defer sc.close()
-	snap, err := s.snapshot(ctx, id, m, sc, o.All)
+	snap, err := s.snapshot(ctx, id, m, sc, o.All, maxDiffFile)
 	if err != nil {
-		return fmt.Errorf("diff of workspace %s: %w", id, err)
+		return fmt.Errorf("diff of workspace %s: %w", id, s.blame(ctx, m, err))
 	}
 	// What git ignores before the first file of a patch is where a patch can say something.
+	for _, l := range snap.large {
+		snap.notes = append(snap.notes, fmt.Sprintf("%s is not in the patch: it is large, and a patch carries at most %d MiB of a file", l, maxDiffFile>>20))
+	}
 	for _, n := range snap.notes {
 		if _, err := fmt.Fprintf(w, "# warren: %s\n", n); err != nil {
 			return err
@@ -66,7 +76,10 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 	}
 	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
 	diff.Stdout = w
-	return diff.Run(ctx)
+	if err := diff.Run(ctx); err != nil {
+		return fmt.Errorf("diff of workspace %s: %w", id, s.blame(ctx, m, err))
+	}
+	return nil
 }
 
 // ready returns the record of a workspace whose checkout is complete.
@@ -96,6 +109,7 @@ type snap struct {
 	// tree is a tree in the scratch directory's objects, or the base commit when nothing changed.
 	tree  string
 	notes []string // about what git cannot carry
+	large []string // files left out for their size, and that
 }
 
 // unchanged reports whether the files are those of the base.
@@ -104,10 +118,11 @@ func (c *changes) unchanged() bool { return len(c.add)+len(c.gone)+len(c.nested)
 // attempts is how often a snapshot is begun anew because files changed or vanished under it.
 const attempts = 4
 
-// snapshot records the files as a tree. It starts from the index of the base commit, so that only what changed is read.
-func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool) (*snap, error) {
+// snapshot records the files as a tree, but for those of more than most bytes. It starts from the index of the base commit, so
+// that only what changed is read.
+func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool, most int64) (*snap, error) {
 	for i := 1; ; i++ {
-		sn, err := s.trySnapshot(ctx, id, m, sc, all)
+		sn, err := s.trySnapshot(ctx, id, m, sc, all, most)
 		if err == nil || i == attempts || ctx.Err() != nil || git.ExitCode(err) == 0 {
 			return sn, err
 		}
@@ -119,7 +134,7 @@ func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc
 	}
 }
 
-func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool) (*snap, error) {
+func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool, most int64) (*snap, error) {
 	onTree := func(args ...string) *git.Cmd {
 		c := s.confined(id, m, sc, args...)
 		c.WorkTree = s.files(id)
@@ -160,7 +175,7 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 	if err != nil {
 		return nil, err
 	}
-	ch := &changes{s: s, id: id}
+	ch := &changes{s: s, id: id, most: most}
 	if err := ch.open(); err != nil {
 		return nil, err
 	}
@@ -208,13 +223,13 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		}
 	}
 	if ch.unchanged() && m.Commit != "" {
-		return &snap{tree: m.Commit, notes: ch.notes}, nil
+		return &snap{tree: m.Commit, notes: ch.notes, large: ch.large}, nil
 	}
 	tree, err := s.confined(id, m, sc, "write-tree").Line(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &snap{tree: tree, notes: ch.notes}, nil
+	return &snap{tree: tree, notes: ch.notes, large: ch.large}, nil
 }
 
 // changes sorts what git lists into files to record and files that are gone.
@@ -229,6 +244,9 @@ type changes struct {
 	// nested are files of repositories inside the workspace.
 	nested []string
 	notes  []string
+	// most is how large a file may be; larger ones stay as the base has them.
+	most  int64
+	large []string
 }
 
 func (c *changes) open() (err error) {
@@ -261,12 +279,15 @@ func (c *changes) take(name string) error {
 		c.note("%s is not in the patch: git cannot carry files named .git", name)
 		return nil
 	}
-	mode, err := c.mode(name)
+	mode, size, err := c.stat(name)
 	if err != nil {
 		return err
 	}
 	switch mode {
 	case unix.S_IFREG, unix.S_IFLNK:
+		if c.tooLarge(name, size) {
+			return nil
+		}
 		c.add = append(c.add, name)
 	default:
 		c.gone = append(c.gone, name)
@@ -274,23 +295,37 @@ func (c *changes) take(name string) error {
 	return nil
 }
 
+// tooLarge notes a file that is left out for its size.
+func (c *changes) tooLarge(name string, size int64) bool {
+	if size <= c.most {
+		return false
+	}
+	c.large = append(c.large, fmt.Sprintf("%s (%d MiB)", printable(name), size>>20))
+	return true
+}
+
 // mode returns the type of a file, 0 when it is not there or a part of its path is not a directory.
 func (c *changes) mode(name string) (uint32, error) {
+	mode, _, err := c.stat(name)
+	return mode, err
+}
+
+func (c *changes) stat(name string) (mode uint32, size int64, err error) {
 	dir, err := c.walk.dir(path.Dir(name))
 	if err != nil {
 		if vanished(err) {
-			return 0, nil
+			return 0, 0, nil
 		}
-		return 0, err
+		return 0, 0, err
 	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, path.Base(name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		if vanished(err) {
-			return 0, nil
+			return 0, 0, nil
 		}
-		return 0, err
+		return 0, 0, err
 	}
-	return st.Mode & unix.S_IFMT, nil
+	return st.Mode & unix.S_IFMT, st.Size, nil
 }
 
 // repository takes the files of a repository inside the workspace as plain files.
@@ -319,6 +354,9 @@ func (c *changes) repository(dir string, depth int) error {
 				return err
 			}
 		case e.Type().IsRegular() || e.Type()&fs.ModeSymlink != 0:
+			if fi, err := e.Info(); err == nil && c.tooLarge(name, fi.Size()) {
+				continue
+			}
 			c.nested = append(c.nested, name)
 		}
 	}

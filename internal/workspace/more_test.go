@@ -549,3 +549,32 @@ func TestLargeFile(t *testing.T) {
 		t.Errorf("the patch makes another file: %d bytes, %v", len(got), err)
 	}
 }
+
+// TestHugeFile has files that are larger than a patch or a commit carries: they are named, not read.
+func TestHugeFile(t *testing.T) {
+	f := newFixture(t)
+	src := newRepo(t, some)
+	w := f.cut("wh", src, "")
+	runGit(t, w.Files, "init", "-q", "nested")
+	for _, name := range []string{"huge", "nested/huge", "a.txt"} {
+		must(t, os.WriteFile(filepath.Join(w.Files, name), nil, 0o644))
+		must(t, os.Truncate(filepath.Join(w.Files, name), 1<<42)) // 4 TB of nothing: whoever reads it does not come back
+	}
+	write(t, w.Files, "small", "small\n")
+	d := f.diff("wh", workspace.DiffOptions{})
+	for _, want := range []string{"# warren: huge (4194304 MiB) is not in the patch: it is large", "# warren: nested/huge (", "# warren: a.txt (", "+small"} {
+		if !strings.Contains(d, want) {
+			t.Errorf("no %q in %q", want, d)
+		}
+	}
+	if d := f.diff("wh", workspace.DiffOptions{Stat: true}); !strings.Contains(d, "# warren: huge (") {
+		t.Errorf("stat: %q", d)
+	}
+	p := filepath.Join(t.TempDir(), "p")
+	must(t, os.WriteFile(p, []byte(d), 0o644))
+	runGit(t, src, "apply", "--check", p)
+	_, err := f.store.Commit(t.Context(), "wh", workspace.CommitOptions{Message: "x", All: true})
+	if !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "huge (4194304 MiB)") {
+		t.Errorf("commit: %v", err)
+	}
+}
