@@ -191,10 +191,18 @@ func (e *Engine) find(c Caller, ref string) (*sandbox, error) {
 			}
 		}
 	}
-	switch len(found) {
-	case 0:
+	short := len(found) == 0 && len(ref) < minPrefix
+	if short {
+		for id, sb := range e.boxes {
+			if strings.HasPrefix(string(id), ref) && c.may(sb.row.Owner) {
+				found = append(found, sb)
+			}
+		}
+	}
+	switch {
+	case len(found) == 0:
 		return nil, notFound("sandbox", ref)
-	case 1:
+	case len(found) == 1 && !short:
 		return found[0], nil
 	}
 	return nil, ambiguous("sandbox", ref, func(yield func(string, string)) {
@@ -204,7 +212,7 @@ func (e *Engine) find(c Caller, ref string) (*sandbox, error) {
 	})
 }
 
-// ambiguous lists the first candidates, sorted.
+// ambiguous lists the first candidates, sorted, for a ref that names several, or one with less than counts.
 func ambiguous(what, ref string, each func(func(id, name string))) error {
 	var list []string
 	each(func(id, name string) {
@@ -219,7 +227,10 @@ func ambiguous(what, ref string, each func(func(id, name string))) error {
 	if n > 8 {
 		list, more = list[:8], fmt.Sprintf(" and %d more", n-8)
 	}
-	return fmt.Errorf("%q names %d %ss: %s%s; give more of the id: %w", ref, n, what, strings.Join(list, ", "), more, warren.ErrInvalid)
+	if n == 1 {
+		return fmt.Errorf("%q is too short for the id of %s %s; give at least %d characters: %w", ref, what, list[0], minPrefix, warren.ErrInvalid)
+	}
+	return fmt.Errorf("%q is ambiguous, it names %d %s: %s%s; give more of the id: %w", ref, n, map[string]string{"sandbox": "sandboxes", "workspace": "workspaces"}[what], strings.Join(list, ", "), more, warren.ErrInvalid)
 }
 
 // Resolve returns the id that an id, a name or a unique prefix stands for.

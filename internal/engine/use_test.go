@@ -557,7 +557,16 @@ func TestResolve(t *testing.T) {
 	if _, err := r.Resolve(alice, "sabc"); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "sabc0000000000000000, sabc1000000000000000") {
 		t.Errorf("ambiguous: %v", err)
 	}
-	for _, ref := range []string{"sx", "s", "xyz", "nope", strings.Repeat("s", 10000)} {
+	// What is too short to count is not said to be missing.
+	for ref, want := range map[string]string{"s": "ambiguous, it names 3 sandboxes: sabc0000000000000000, ", "sa": "names 2 sandboxes", "sx": "too short for the id of sandbox sxyz0000000000000000"} {
+		if _, err := r.Resolve(alice, ref); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", ref, err, want)
+		}
+		if _, err := r.Resolve(bob, ref); !errors.Is(err, warren.ErrNotFound) {
+			t.Errorf("%q of somebody else: %v", ref, err)
+		}
+	}
+	for _, ref := range []string{"sy", "xyz", "nope", strings.Repeat("s", 10000)} {
 		if _, err := r.Resolve(alice, ref); !errors.Is(err, warren.ErrNotFound) {
 			t.Errorf("%.20q: %v", ref, err)
 		}

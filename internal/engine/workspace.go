@@ -157,6 +157,16 @@ func (e *Engine) findWorkspace(c Caller, ref string) (*workspace, error) {
 	case 0:
 		sb, err := e.find(c, ref)
 		if errors.Is(err, warren.ErrNotFound) {
+			if len(ref) < minPrefix {
+				for id, w := range e.spaces {
+					if strings.HasPrefix(string(id), ref) && c.may(w.row.Owner) {
+						found = append(found, w)
+					}
+				}
+			}
+			if len(found) > 0 {
+				break
+			}
 			return nil, notFound("workspace", ref)
 		}
 		if err != nil {

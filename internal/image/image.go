@@ -150,10 +150,14 @@ func (s *Store) find(ref string) (*record, error) {
 	}
 	repo, digest, pinned := strings.Cut(k, "@")
 	hex := strings.TrimPrefix(ref, "sha256:")
-	var hits []*record
+	var hits, short []*record
 	for _, r := range recs {
 		for _, d := range append([]string{r.Digest}, r.Pins...) {
-			byPrefix := len(hex) >= minPrefix && strings.HasPrefix(d, "sha256:"+hex)
+			byPrefix := len(hex) >= minPrefix/2 && strings.HasPrefix(d, "sha256:"+hex)
+			if byPrefix && len(hex) < minPrefix {
+				short = append(short, r)
+				break
+			}
 			if byPrefix || pinned && d == digest && withoutTag(r.Key) == repo {
 				hits = append(hits, r)
 				break
@@ -162,8 +166,11 @@ func (s *Store) find(ref string) (*record, error) {
 	}
 	for _, r := range hits {
 		if r.Digest != hits[0].Digest {
-			return nil, fmt.Errorf("image %q: %w: several images begin so, among them %s and %s; give more digits", ref, warren.ErrInvalid, hits[0].Name, r.Name)
+			return nil, fmt.Errorf("image %q: %w: it is ambiguous, the digests of %s begin so; give more digits", ref, warren.ErrInvalid, labels(hits))
 		}
+	}
+	if len(hits) == 0 && len(short) > 0 {
+		return nil, fmt.Errorf("image %q: %w: too short for a digest, though that of %s begins so; give at least %d digits, or the name", ref, warren.ErrInvalid, labels(short), minPrefix)
 	}
 	switch {
 	case len(hits) > 0:
@@ -172,6 +179,15 @@ func (s *Store) find(ref string) (*record, error) {
 		return nil, kerr
 	}
 	return nil, fmt.Errorf("image %q: %w; run `warren image pull %s` first", ref, warren.ErrNotFound, ref)
+}
+
+// labels lists images by name and digest, the first eight.
+func labels(list []*record) string {
+	var s []string
+	for _, r := range list[:min(len(list), 8)] {
+		s = append(s, fmt.Sprintf("%s (%.19s)", r.Name, r.Digest))
+	}
+	return strings.Join(s, ", ")
 }
 
 // withoutTag is a canonical name without its tag or digest.

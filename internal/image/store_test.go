@@ -243,10 +243,13 @@ func TestPull(t *testing.T) {
 			t.Errorf("Resolve(%q): %v, %v", ref, got, err)
 		}
 	}
-	for _, ref := range []string{"app", "app:2", "other@" + digest, "app@sha256:" + strings.Repeat("0", 64), digest[7:11], "sha256:" + strings.Repeat("0", 64)} {
+	for _, ref := range []string{"app", "app:2", "other@" + digest, "app@sha256:" + strings.Repeat("0", 64), "sha256:" + strings.Repeat("0", 64)} {
 		if got, err := s.Resolve(t.Context(), ref); !errors.Is(err, warren.ErrNotFound) || !strings.Contains(err.Error(), "warren image pull") {
 			t.Errorf("Resolve(%q): %v, %v; want not found and what to do", ref, got, err)
 		}
+	}
+	if _, err := s.Resolve(t.Context(), strings.TrimPrefix(im.Digest, "sha256:")[:4]); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "at least 6 digits") || !strings.Contains(err.Error(), "app:1") {
+		t.Errorf("four digits: %v", err)
 	}
 	if _, err := s.Resolve(t.Context(), "NOT A NAME"); !errors.Is(err, warren.ErrInvalid) {
 		t.Errorf("a bad name: %v", err)

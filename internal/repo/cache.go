@@ -205,7 +205,7 @@ func writeMeta(dir string, m *meta) error {
 	return err
 }
 
-// Get returns a repository by its id or by its URL in any spelling, with its size. Of one whose record is damaged only the id and
+// Get returns a repository by its id, a unique beginning of it, or its URL in any spelling, with its size. Of one whose record is damaged only the id and
 // the directories are known.
 func (c *Cache) Get(ctx context.Context, idOrURL string) (*Repo, error) {
 	id, err := c.find(idOrURL)
@@ -232,12 +232,50 @@ func (c *Cache) find(idOrURL string) (warren.RepoID, error) {
 	if err == nil {
 		return o.ID(), nil
 	}
+	if id, err := c.byPrefix(idOrURL); id != "" || err != nil {
+		return id, err
+	}
 	// The directory of a local origin may be gone; its record still has the path.
 	if errors.Is(err, warren.ErrNotFound) {
 		p := filepath.Clean(strings.TrimPrefix(idOrURL, "file://"))
 		return (&Origin{key: "file://" + p}).ID(), nil
 	}
 	return "", err
+}
+
+// minPrefix is how much of an id names a repository.
+const minPrefix = 3
+
+// byPrefix finds the one repository whose id begins with s; "" when there is none.
+func (c *Cache) byPrefix(s string) (warren.RepoID, error) {
+	if !prefixOK.MatchString(s) {
+		return "", nil
+	}
+	entries, err := os.ReadDir(c.o.Dir)
+	if err != nil {
+		return "", err
+	}
+	var ids, list []string
+	for _, e := range entries {
+		if !idOK.MatchString(e.Name()) || !strings.HasPrefix(e.Name(), s) {
+			continue
+		}
+		ids = append(ids, e.Name())
+		if r, _, err := c.load(warren.RepoID(e.Name())); err == nil {
+			list = append(list, fmt.Sprintf("%s (%s)", r.ID, r.URL))
+		} else {
+			list = append(list, e.Name())
+		}
+	}
+	switch {
+	case len(ids) == 0:
+		return "", nil
+	case len(ids) == 1 && len(s) >= minPrefix:
+		return warren.RepoID(ids[0]), nil
+	case len(ids) == 1:
+		return "", fmt.Errorf("%q is too short for the id of repository %s; give at least %d characters: %w", s, list[0], minPrefix, warren.ErrInvalid)
+	}
+	return "", fmt.Errorf("%q is ambiguous, it names %d repositories: %s; give more of the id: %w", s, len(ids), strings.Join(list[:min(len(list), 8)], ", "), warren.ErrInvalid)
 }
 
 // List returns all repositories, ordered by URL, with their sizes.

@@ -2,6 +2,9 @@ package repo_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/warren-sandbox/warren"
@@ -30,6 +33,29 @@ func TestResolveOrigin(t *testing.T) {
 	for _, ref := range []string{"", first, first[:12]} {
 		if got, _, err := c.ResolveOrigin(ctx, r.ID, ref); err != nil || got != first {
 			t.Errorf("ResolveOrigin(%q) = %q, %v; want %s", ref, got, err, first)
+		}
+	}
+}
+
+// A repository is named by the beginning of its id, if that is long enough and no other begins so.
+func TestGetByPrefix(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir)
+	for _, id := range []string{"rabcaaaaaaaaaaaaaaaa", "rabcbbbbbbbbbbbbbbbb", "rxyzaaaaaaaaaaaaaaaa"} {
+		must(t, os.Mkdir(filepath.Join(dir, id), 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, id, "meta.json"), []byte(`{"url": "https://example.org/`+id[1:5]+`"}`), 0o644))
+	}
+	for ref, want := range map[string]string{"rabca": "rabcaaaaaaaaaaaaaaaa", "rxy": "rxyzaaaaaaaaaaaaaaaa"} {
+		if r, err := c.Get(t.Context(), ref); err != nil || string(r.ID) != want {
+			t.Errorf("%q: %+v, %v", ref, r, err)
+		}
+	}
+	for ref, want := range map[string]string{
+		"rabc": `"rabc" is ambiguous, it names 2 repositories: rabcaaaaaaaaaaaaaaaa (https://example.org/abca), rabcb`,
+		"r":    "it names 3 repositories", "rx": "too short for the id of repository rxyz", "rnone": "neither a URL nor an absolute path",
+	} {
+		if _, err := c.Get(t.Context(), ref); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", ref, err, want)
 		}
 	}
 }

@@ -229,4 +229,7 @@ func redactURL(raw string) string {
 	return raw
 }
 
-var idOK = regexp.MustCompile(`^r[a-z2-7]{19}$`)
+var (
+	idOK     = regexp.MustCompile(`^r[a-z2-7]{19}$`)
+	prefixOK = regexp.MustCompile(`^r[a-z2-7]{0,18}$`)
+)
