@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -137,6 +138,9 @@ func environment(files, values []string) (map[string]string, error) {
 	return env, nil
 }
 
+// maxEnvLine bounds a line of a file of variables, which is far more than the server takes.
+const maxEnvLine = 1 << 20
+
 func readEnvFile(name string, env map[string]string) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -144,7 +148,9 @@ func readEnvFile(name string, env map[string]string) error {
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
+	lines.Buffer(nil, maxEnvLine)
+	n := 1
+	for ; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
@@ -155,7 +161,11 @@ func readEnvFile(name string, env map[string]string) error {
 		}
 		env[key] = value
 	}
-	if err := lines.Err(); err != nil {
+	err = lines.Err()
+	if errors.Is(err, bufio.ErrTooLong) {
+		return fmt.Errorf("%s:%d: %w: the line is longer than %d MiB; is this a file of variables, one K=V a line?", name, n, warren.ErrInvalid, maxEnvLine>>20)
+	}
+	if err != nil {
 		return fmt.Errorf("--env-file %s: %w", name, err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -107,5 +108,24 @@ func TestEnvironment(t *testing.T) {
 	}
 	if _, err := environment([]string{"/nonexistent"}, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestEnvFileLines(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "vars")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	long := strings.Repeat("x", 100<<10)
+	write("A=1\nLONG=" + long + "\n")
+	if env, err := environment([]string{name}, nil); err != nil || env["LONG"] != long || env["A"] != "1" {
+		t.Errorf("a line of 100 KiB: %d bytes, %v", len(env["LONG"]), err)
+	}
+	write("A=1\n\nLONG=" + strings.Repeat("x", 2<<20) + "\n")
+	if _, err := environment([]string{name}, nil); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "vars:3: ") || !strings.Contains(err.Error(), "1 MiB") {
+		t.Errorf("a line of 2 MiB: %v", err)
 	}
 }
