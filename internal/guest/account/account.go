@@ -88,17 +88,29 @@ func readFile(path string) string {
 	return string(data)
 }
 
-// Lookup returns the user of that name. An error matches [ErrUnknown].
+// Lookup returns the user of that name, or else of that number. An error matches [ErrUnknown].
 func (d *Database) Lookup(name string) (*User, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, list := range [][]User{d.users.load(d.Passwd, parsePasswd), builtin} {
-		for i := range list {
-			if list[i].Name == name {
-				u := list[i]
-				u.Groups = d.groupsOf(&u)
-				return &u, nil
+	lists := [][]User{d.users.load(d.Passwd, parsePasswd), builtin}
+	find := func(is func(*User) bool) *User {
+		for _, list := range lists {
+			for i := range list {
+				if is(&list[i]) {
+					u := list[i]
+					u.Groups = d.groupsOf(&u)
+					return &u
+				}
 			}
+		}
+		return nil
+	}
+	if u := find(func(u *User) bool { return u.Name == name }); u != nil {
+		return u, nil
+	}
+	if uid, err := strconv.ParseUint(name, 10, 32); err == nil {
+		if u := find(func(u *User) bool { return u.UID == uint32(uid) }); u != nil {
+			return u, nil
 		}
 	}
 	return nil, fmt.Errorf("%w: %.64q", ErrUnknown, name)

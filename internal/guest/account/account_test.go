@@ -42,7 +42,12 @@ func TestLookup(t *testing.T) {
 			t.Errorf("%s: %+v %v", name, u, err)
 		}
 	}
-	for _, name := range []string{"", "bad", "noid", "broken", "# comment", "nobody"} {
+	for number, name := range map[string]string{"0": "root", "1000": "node", "7": "rel"} {
+		if u, err := d.Lookup(number); err != nil || u.Name != name {
+			t.Errorf("%s: %+v %v", number, u, err)
+		}
+	}
+	for _, name := range []string{"", "8", "-1", "4294967295", "bad", "noid", "broken", "# comment", "nobody"} {
 		if u, err := d.Lookup(name); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%q: %+v %v", name, u, err)
 		}

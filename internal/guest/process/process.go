@@ -101,7 +101,7 @@ func lookPath(s *Spec) (string, error) {
 			path = v
 		}
 	}
-	var found string
+	var found, denied string
 	err := s.User.Do(func() error {
 		if st, err := os.Stat(s.Dir); err != nil || !st.IsDir() {
 			if errors.Is(err, syscall.EACCES) {
@@ -118,10 +118,21 @@ func lookPath(s *Spec) (string, error) {
 			if !filepath.IsAbs(p) {
 				p = filepath.Join(s.Dir, p)
 			}
-			if st, err := os.Stat(p); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+			st, err := os.Stat(p)
+			if err != nil || !st.Mode().IsRegular() {
+				continue
+			}
+			if st.Mode()&0o111 != 0 {
 				found = p
 				return nil
 			}
+			if denied == "" {
+				denied = p
+			}
+		}
+		// As a shell does: one that is there but cannot be run is not one that is not there.
+		if found = denied; found != "" {
+			return nil
 		}
 		return fmt.Errorf("%w: %q is not in PATH", ErrInvalid, s.Cmd)
 	})
