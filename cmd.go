@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 
@@ -27,8 +29,8 @@ type Cmd struct {
 	Path string
 	// Args are the arguments, Args[0] included, which is not used.
 	Args []string
-	// Env is added to the environment that the sandbox gives each process, as "name=value". The last of equal
-	// names counts.
+	// Env is added to the environment that the sandbox gives each process, as "name=value", with names of letters, digits
+	// and _. The last of equal names counts.
 	Env []string
 	// Dir to run in. Empty means /workspace.
 	Dir string
@@ -188,6 +190,9 @@ func (c *Cmd) Environ() []string {
 	return env
 }
 
+// envName is what a server takes for the name of a variable of a sandbox, so that a process gets no other.
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,255}$`)
+
 func envMap(env []string) (map[string]string, error) {
 	if len(env) == 0 {
 		return nil, nil
@@ -195,8 +200,13 @@ func envMap(env []string) (map[string]string, error) {
 	m := make(map[string]string, len(env))
 	for _, kv := range env {
 		k, v, ok := strings.Cut(kv, "=")
-		if !ok || k == "" || strings.ContainsRune(kv, 0) {
-			return nil, fmt.Errorf("environment %q: want name=value", kv)
+		switch {
+		case !ok || k == "":
+			return nil, fmt.Errorf("environment %.80q: want name=value", kv)
+		case !envName.MatchString(k):
+			return nil, fmt.Errorf("environment variable %.80q: a name has letters, digits and _, and no digit first", k)
+		case strings.ContainsRune(v, 0) || !utf8.ValidString(v):
+			return nil, fmt.Errorf("environment variable %s: its value must be UTF-8 without NUL", k) // it may be a secret
 		}
 		m[k] = v
 	}
@@ -793,16 +803,20 @@ func (g *guest) start(ctx context.Context, user string, req *process.StartReques
 	}), nil
 }
 
-// startError judges what the guest said of a start. On its wire a program that is not there is an invalid argument like
-// others, which only the message tells apart.
+// startError judges what the guest said of a start. On its wire a program that is not there, or cannot be run, is an invalid
+// argument like others, which only the message tells apart.
 func startError(req *process.StartRequest, err error) error {
 	own := connect.IsWireError(err) && len(details(err)) == 0
 	err = guestError("start", err)
 	var e *Error
 	if errors.As(err, &e) && e.ID == "" && e.Op == "start" {
 		e.ID = req.GetProcess().GetCmd()
-		if own && e.Kind == "invalid" && (strings.HasSuffix(e.Message, "is not in PATH") || strings.HasSuffix(e.Message, "no such file or directory")) {
+		ends := func(with string) bool { return own && e.Kind == "invalid" && strings.HasSuffix(e.Message, with) }
+		switch {
+		case ends("is not in PATH"), ends("no such file or directory"):
 			e.Kind = "file_not_found"
+		case (ends("permission denied") || ends("exec format error")) && !strings.Contains(e.Message, "cwd "):
+			e.Kind = "file_denied"
 		}
 	}
 	return err

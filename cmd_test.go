@@ -84,9 +84,13 @@ func TestCmdErrors(t *testing.T) {
 	}{
 		{"no such program", sb.Command("/nonexistent/program"), nil, fs.ErrNotExist},
 		{"no such program in PATH", sb.Command("no-such-program-anywhere"), nil, fs.ErrNotExist},
+		{"not executable", sb.Command("/etc/passwd"), nil, fs.ErrPermission},
+		{"a directory", sb.Command("/etc"), nil, fs.ErrPermission},
 		{"empty", sb.Command(""), nil, warren.ErrInvalid},
 		{"zero byte", sb.Command("echo", "a\x00b"), nil, warren.ErrInvalid},
 		{"environment without =", sb.Command("true"), func(c *warren.Cmd) { c.Env = []string{"X"} }, warren.ErrInvalid},
+		{"environment that a sandbox refuses", sb.Command("true"), func(c *warren.Cmd) { c.Env = []string{"1A=x"} }, warren.ErrInvalid},
+		{"environment that is no text", sb.Command("true"), func(c *warren.Cmd) { c.Env = []string{"A=\xff"} }, warren.ErrInvalid},
 		{"no such directory", sb.Command("true"), func(c *warren.Cmd) { c.Dir = "/nonexistent/dir" }, warren.ErrInvalid},
 		{"no such user", sb.Command("true"), func(c *warren.Cmd) { c.User = "nobody-here" }, warren.ErrDenied},
 		{"no such sandbox", gone.Command("true"), nil, warren.ErrNotFound},

@@ -32,7 +32,7 @@ func (f *execFlags) register(cmd *cobra.Command) {
 	flags.BoolVarP(&f.interactive, "interactive", "i", false, "send standard input, also from a terminal (a pipe or file is always sent)")
 	flags.BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
 	flags.StringVarP(&f.workdir, "workdir", "w", "", "directory to run in (default /workspace)")
-	flags.StringVarP(&f.user, "user", "u", "", `user to run as: "user" (the default), "root" or another of the image`)
+	flags.StringVarP(&f.user, "user", "u", "", `user to run as: "user" (the default), "root" or another of the image, by name or number`)
 	flags.DurationVar(&f.timeout, "timeout", 0, "kill the command after this long and exit with 124")
 }
 
@@ -49,7 +49,7 @@ func execCommand(a *app) *cobra.Command {
 		Use:   "exec ID [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a sandbox",
 		Long: `Run a command in a sandbox and exit as it did: with its exit code, or 128 and the number of the signal that ended it; 127 when
-there is no such command. Its output comes as it is; a terminal gets it without sequences that could do harm there.
+there is no such command, 126 when it cannot be run. Its output comes as it is; a terminal gets it without sequences that could do harm there.
 
 The command runs on when this program or the daemon ends. Signals are passed on to it; a second Ctrl-C kills it.`,
 		Example: `  warren exec fix -- go test ./...

@@ -19,7 +19,7 @@ func runCommand(a *app) *cobra.Command {
 		Use:   "run [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
 		Long: `Make a sandbox, run a command in it, remove the sandbox, and exit as the command did: with its exit code, or 128 and the
-number of the signal that ended it; 127 when there is no such command. Warren's own failures exit with 125.
+number of the signal that ended it; 127 when there is no such command, 126 when it cannot be run. Warren's own failures exit with 125.
 
 When this program ends without having removed the sandbox (it was killed, its machine is gone), the server does a minute later, and
 the command ends with it: the sandbox has an idle timeout of 1m, which a command that this program follows, silent or not, never reaches.
