@@ -141,7 +141,7 @@ func (RestartPolicy) EnumDescriptor() ([]byte, []int) {
 type ErrorDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "not_found", "exists", "invalid", "denied", "state", "exhausted", "unavailable", "unsupported",
-	// "canceled", "deadline" or "internal".
+	// "canceled", "deadline" or "internal"; of files in a sandbox "file_not_found", "file_exists" or "file_denied".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// What was being done, such as "create sandbox".
 	Op string `protobuf:"bytes,2,opt,name=op,proto3" json:"op,omitempty"`
@@ -1688,12 +1688,13 @@ type GetStatsResponse struct {
 	MemoryBytes      int64                `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	MemoryLimitBytes int64                `protobuf:"varint,3,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
 	// Written outside the workspace.
-	DiskBytes      int64                  `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
-	DiskLimitBytes int64                  `protobuf:"varint,5,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
-	Pids           uint32                 `protobuf:"varint,6,opt,name=pids,proto3" json:"pids,omitempty"`
-	Time           *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=time,proto3" json:"time,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	DiskBytes      int64 `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskLimitBytes int64 `protobuf:"varint,5,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
+	// Processes in it, the guest included; 0 when the guest does not say.
+	Pids          uint32                 `protobuf:"varint,6,opt,name=pids,proto3" json:"pids,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatsResponse) Reset() {
