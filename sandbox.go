@@ -371,10 +371,11 @@ type Stats struct {
 	Memory      int64         `json:"memoryBytes"`
 	MemoryLimit int64         `json:"memoryLimitBytes"`
 	// Disk is bytes written outside the workspace.
-	Disk      int64     `json:"diskBytes"`
-	DiskLimit int64     `json:"diskLimitBytes"`
-	PIDs      uint32    `json:"pids"`
-	Time      time.Time `json:"time"`
+	Disk      int64 `json:"diskBytes"`
+	DiskLimit int64 `json:"diskLimitBytes"`
+	// PIDs is how many processes are in it, the guest included; 0 when the guest does not say.
+	PIDs uint32    `json:"pids"`
+	Time time.Time `json:"time"`
 }
 
 // Stats measures the sandbox. A driver that cannot gives errors.ErrUnsupported.

@@ -194,6 +194,7 @@ type Stats struct {
 	Memory int64
 	// Disk is bytes written to the root overlay.
 	Disk int64
+	// PIDs is how many tasks of the host there are for it, which may be more than the processes in it.
 	PIDs uint32
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/config"
 )
 
 func statsCommand(a *app) *cobra.Command {
@@ -17,6 +18,8 @@ func statsCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stats [ID...] [flags]",
 		Short: "Show what sandboxes use",
+		Long: `Show what sandboxes use: processor time, memory, what was written outside the workspace, and processes ("-" when the guest of a sandbox
+does not say).`,
 		Example: `  warren stats
   warren stats fix --follow                          every second
   warren stats --json`,
@@ -91,7 +94,7 @@ func (a *app) printStats(ctx context.Context, c *warren.Client, ids []string, cl
 		}
 		rows = append(rows, []string{
 			short(string(sb.ID)), sb.Name, s.CPUTime.Round(time.Millisecond).String(),
-			bytesOf(s.Memory) + " / " + bytesOf(s.MemoryLimit), bytesOf(s.Disk) + " / " + bytesOf(s.DiskLimit), fmt.Sprint(s.PIDs),
+			usedOf(s.Memory, s.MemoryLimit), usedOf(s.Disk, s.DiskLimit), countOf(s.PIDs),
 		})
 	}
 	if a.json {
@@ -101,4 +104,21 @@ func (a *app) printStats(ctx context.Context, c *warren.Client, ids []string, cl
 		fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 	}
 	return a.table([]string{"ID", "NAME", "CPU TIME", "MEMORY", "DISK", "PIDS"}, rows)
+}
+
+// usedOf writes how much of a limit is used; of no limit nothing is said.
+func usedOf(n, limit int64) string {
+	used := config.Size(n).String()
+	if limit == 0 {
+		return used
+	}
+	return used + " / " + config.Size(limit).String()
+}
+
+// countOf writes a number that 0 stands in for when it is not known.
+func countOf(n uint32) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
 }

@@ -173,6 +173,44 @@ func initGuest(ctx context.Context, conn net.Conn, in guestInit) error {
 	return nil
 }
 
+// statsWait is how long a guest may take to say how many processes there are.
+const statsWait = time.Second
+
+// guestProcesses asks a guest how many processes its sandbox has.
+func guestProcesses(ctx context.Context, d driver.Driver, id warren.SandboxID) (uint32, error) {
+	ctx, cancel := context.WithTimeout(ctx, statsWait)
+	defer cancel()
+	conn, err := d.Dial(ctx, id, warren.GuestPort)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guest/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	req.Close = true
+	if err := req.Write(conn); err != nil {
+		return 0, guestError(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReaderSize(io.LimitReader(conn, maxAnswer), 4096), req)
+	if err != nil {
+		return 0, guestError(err)
+	}
+	defer resp.Body.Close()
+	var metrics struct {
+		Processes uint32 `json:"processes"`
+	}
+	if resp.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("the guest answers %s: %w", resp.Status, warren.ErrUnavailable)
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&metrics); err != nil {
+		return 0, guestError(err)
+	}
+	return metrics.Processes, nil
+}
+
 // guestError gives errors of a connection a kind.
 func guestError(err error) error {
 	if err == context.Canceled || err == context.DeadlineExceeded {

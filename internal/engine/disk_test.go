@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/warren-sandbox/warren"
@@ -162,8 +165,26 @@ func TestOpenOptions(t *testing.T) {
 }
 
 func TestStats(t *testing.T) {
-	r := newRig(t, nil)
+	r := prepareRig(t, t.TempDir(), nil)
 	ctx := context.Background()
+	// The number of processes is the guest's; one that has none to tell, or another answer, breaks nothing.
+	var answer atomic.Value
+	r.fopts.Guest = func(warren.SandboxID) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/metrics" {
+				io.WriteString(w, answer.Load().(string))
+			}
+		})
+	}
+	r.start()
+	defer r.stop()
+	counted := r.create(alice, Spec{})
+	for text, want := range map[string]uint32{`{"ts":1,"processes":7}`: 7, `{"ts":1}`: 0, `{"processes":-1}`: 0, "no JSON": 0} {
+		answer.Store(text)
+		if s, err := r.Stats(ctx, alice, string(counted.ID)); err != nil || s.PIDs != want {
+			t.Errorf("guest says %s: %+v, %v", text, s, err)
+		}
+	}
 	sb := r.create(alice, Spec{Resources: Resources{MemoryBytes: 64 << 20}})
 	if s, err := r.Stats(ctx, alice, string(sb.ID)); err != nil || s.MemoryLimit != 64<<20 || s.Memory == 0 {
 		t.Errorf("%+v, %v", s, err)

@@ -523,6 +523,10 @@ func (e *Engine) Stats(ctx context.Context, c Caller, ref string) (*Stats, error
 	if err != nil {
 		return nil, fmt.Errorf("stats of sandbox %s: %w", label, err)
 	}
+	// A driver sees what its processes are on the host, which is another number. A guest that does not say leaves it open.
+	if st.PIDs, err = guestProcesses(ctx, e.opts.Drivers[row.Driver], row.ID); err != nil {
+		e.log.Debug("processes not counted", "sandbox", row.ID, "error", err)
+	}
 	return &Stats{Stats: st, MemoryLimit: row.Memory, DiskLimit: row.Disk, Time: time.Now()}, nil
 }
 

@@ -344,7 +344,7 @@ func TestSignatures(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	s := newSandbox(t)
 	resp, body := fetch(t, "GET", s.url("/metrics"), nil)
-	for _, k := range []string{"ts", "cpu_count", "cpu_used_pct", "mem_total", "mem_total_mib", "mem_used", "mem_used_mib", "mem_cache", "disk_used", "disk_total"} {
+	for _, k := range []string{"ts", "cpu_count", "cpu_used_pct", "mem_total", "mem_total_mib", "mem_used", "mem_used_mib", "mem_cache", "disk_used", "disk_total", "processes"} {
 		if !strings.Contains(body, `"`+k+`":`) {
 			t.Errorf("%s is missing: %s %s", k, resp.Status, body)
 		}

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"net/http"
+	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -105,7 +106,27 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	num("mem_cache", mem["Cached"])
 	num("disk_used", diskUsed)
 	num("disk_total", diskTotal)
+	num("processes", uint64(countProcesses()))
 	writeJSON(w, append(body, '}'))
+}
+
+// countProcesses returns how many processes the sandbox has, the guest included, and 0 where it cannot be told.
+func countProcesses() (n int) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return 0
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return 0
+	}
+	for _, name := range names {
+		if parseUint(name) > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // parseUint returns 0 for what is no number.
