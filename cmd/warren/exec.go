@@ -49,7 +49,8 @@ func execCommand(a *app) *cobra.Command {
 		Use:   "exec ID [flags] -- COMMAND [ARG...]",
 		Short: "Run a command in a sandbox",
 		Long: `Run a command in a sandbox and exit as it did: with its exit code, or 128 and the number of the signal that ended it; 127 when
-there is no such command, 126 when it cannot be run. Its output comes as it is; a terminal gets it without sequences that could do harm there.
+there is no such command, 126 when it cannot be run. Its output comes as it is; a terminal gets it without sequences that could do
+harm there.
 
 The command runs on when this program or the daemon ends. Signals are passed on to it; a second Ctrl-C kills it.`,
 		Example: `  warren exec fix -- go test ./...

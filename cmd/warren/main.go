@@ -30,7 +30,20 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	// Cobra shows help without looking at words that name no command, and calls that a success.
+	var unknown error
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if words := cmd.Flags().Args(); cmd.HasSubCommands() && len(words) > 0 {
+			unknown = unknownCommand(cmd, words[0])
+			return
+		}
+		help(cmd, args)
+	})
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = unknown
+	}
 	a.progress.clear()
 	var exit exitError
 	switch {
@@ -87,11 +100,7 @@ An ID may be a name or any unique beginning of an id.`,
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			msg := fmt.Sprintf("unknown command %q", args[0])
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				msg += fmt.Sprintf("; did you mean %q?", near[0])
-			}
-			return &usageError{errors.New(msg), cmd.CommandPath()}
+			return unknownCommand(cmd, args[0])
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{err, cmd.CommandPath()} })
@@ -126,6 +135,7 @@ An ID may be a name or any unique beginning of an id.`,
 			root.AddCommand(cmd)
 		}
 	}
+	root.SetHelpCommand(helpCommand(root))
 	wrapArgs(root)
 	addCompletion(a, root)
 	return root
@@ -153,6 +163,33 @@ func wrapArgs(cmd *cobra.Command) {
 	}
 }
 
+// unknownCommand says that a command has none of that name, and which comes near.
+func unknownCommand(cmd *cobra.Command, name string) error {
+	msg := fmt.Sprintf("unknown command %q", name)
+	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+		msg += fmt.Sprintf("; did you mean %q?", near[0])
+	}
+	return &usageError{errors.New(msg), cmd.CommandPath()}
+}
+
+// helpCommand is `warren help COMMAND`, which is `warren COMMAND --help`.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND...]", Short: "Show the help of a command", Example: "  warren help run\n  warren help image pull",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err != nil {
+				return &usageError{err, root.CommandPath()}
+			}
+			if len(rest) > 0 {
+				return unknownCommand(cmd, rest[0])
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		},
+	}
+}
+
 // parent makes a command that only holds others.
 func parent(use, short, example string, subs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
@@ -162,7 +199,7 @@ func parent(use, short, example string, subs ...*cobra.Command) *cobra.Command {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			return &usageError{fmt.Errorf("unknown command %q", args[0]), cmd.CommandPath()}
+			return unknownCommand(cmd, args[0])
 		},
 	}
 	cmd.AddCommand(subs...)

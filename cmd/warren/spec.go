@@ -43,6 +43,9 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.cpu, "cpu", "processors, such as 2 or 0.5")
 	flags.Var(&f.memory, "memory", "memory of all processes together, such as 512MiB")
 	flags.Var(&f.disk, "disk", "what may be written outside the workspace, such as 10GiB")
+	for _, name := range []string{"cpu", "memory", "disk"} {
+		flags.Lookup(name).DefValue = "" // the server's, which is not 0B
+	}
 	flags.Uint32Var(&f.pids, "pids", 0, "processes and threads")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "show a host directory: HOST:PATH, read-only, or HOST:PATH:rw")
 	flags.StringArrayVarP(&f.labels, "label", "l", nil, "label to find the sandbox by, as K=V")
