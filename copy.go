@@ -26,6 +26,32 @@ type CopyOptions struct {
 	MaxFiles int
 	// Warn, when set, is told what was left out, such as a device or a link that leads outside.
 	Warn func(message string)
+	// Progress, when set, is told how many bytes have gone by, and of how many: 0 for a directory, whose size nobody knows. It is
+	// called from other goroutines, one call at a time.
+	Progress func(done, total int64)
+}
+
+// counted tells Progress of what is read from r.
+func (o CopyOptions) counted(r io.Reader, total int64) io.Reader {
+	if o.Progress == nil {
+		return r
+	}
+	return &countedReader{r: r, total: total, tell: o.Progress}
+}
+
+type countedReader struct {
+	r           io.Reader
+	done, total int64
+	tell        func(done, total int64)
+}
+
+func (c *countedReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	if n > 0 {
+		c.done += int64(n)
+		c.tell(c.done, c.total)
+	}
+	return n, err
 }
 
 // Copied is what a copy did.
@@ -73,7 +99,7 @@ func (s *Sandbox) CopyTo(ctx context.Context, src, dst string, o CopyOptions) (*
 	}
 	n := new(Copied)
 	if !info.IsDir() {
-		return n, s.copyFileTo(files, src, target, n)
+		return n, s.copyFileTo(files, src, target, n, o)
 	}
 	if err := files.MkdirAll(rel(target), 0); err != nil {
 		return nil, err
@@ -91,7 +117,7 @@ func (s *Sandbox) CopyTo(ctx context.Context, src, dst string, o CopyOptions) (*
 		packed <- err
 	}()
 	cmd := s.tar(o.User, "-x", "-o", "-f", "-", "-C", target)
-	cmd.Stdin = r
+	cmd.Stdin = o.counted(r, 0)
 	_, err = cmd.Output(ctx)
 	r.CloseWithError(io.ErrClosedPipe)
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
@@ -117,7 +143,7 @@ func tarError(err error) error {
 	return err
 }
 
-func (s *Sandbox) copyFileTo(files *FS, src, target string, n *Copied) error {
+func (s *Sandbox) copyFileTo(files *FS, src, target string, n *Copied, o CopyOptions) error {
 	f, err := os.Open(src)
 	if err != nil {
 		return err
@@ -130,7 +156,7 @@ func (s *Sandbox) copyFileTo(files *FS, src, target string, n *Copied) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("copy %s: %w: not a regular file or a directory", src, ErrInvalid)
 	}
-	if err := files.upload(rel(target), f); err != nil {
+	if err := files.upload(rel(target), o.counted(f, info.Size())); err != nil {
 		return err
 	}
 	n.Files, n.Bytes = 1, info.Size()
@@ -237,7 +263,7 @@ func (s *Sandbox) CopyFrom(ctx context.Context, src, dst string, o CopyOptions) 
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
 	go func() {
-		err := extractTar(root, r, n, o)
+		err := extractTar(root, o.counted(r, 0), n, o)
 		// The rest of the archive is its padding.
 		if err == nil {
 			_, err = io.Copy(io.Discard, r)
@@ -278,7 +304,7 @@ func copyFileFrom(files *FS, source, dst string, info fs.FileInfo, n *Copied, o 
 		return err
 	}
 	n.Files = 1
-	n.Bytes, err = io.Copy(f, io.LimitReader(src, limit+1))
+	n.Bytes, err = io.Copy(f, io.LimitReader(o.counted(src, info.Size()), limit+1))
 	err = cmp.Or(err, f.Close())
 	if err == nil && n.Bytes > limit {
 		err = tooMuch(limit)

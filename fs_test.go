@@ -256,6 +256,29 @@ func TestCopy(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(inside, "tree/run")); err != nil || info.Mode() != 0o755 {
 		t.Errorf("run: %v, %v", info, err)
 	}
+	// Files and directories tell how far they are, both ways.
+	for _, c := range []struct {
+		name     string
+		copy     func(context.Context, string, string, warren.CopyOptions) (*warren.Copied, error)
+		from, to string
+		total    int64
+	}{
+		{"file in", sb.CopyTo, filepath.Join(src, "tree/sub/data"), inside + "/one", 300_000},
+		{"file out", sb.CopyFrom, inside + "/one", filepath.Join(dst, "one"), 300_000},
+		{"directory in", sb.CopyTo, filepath.Join(src, "tree"), inside + "/again", 0},
+		{"directory out", sb.CopyFrom, inside + "/again", filepath.Join(dst, "again"), 0},
+	} {
+		var last, of int64
+		_, err := c.copy(t.Context(), c.from, c.to, warren.CopyOptions{Progress: func(done, total int64) {
+			if done <= last {
+				t.Errorf("%s: from %d to %d", c.name, last, done)
+			}
+			last, of = done, total
+		}})
+		if err != nil || last < 300_000 || c.total > 0 && last != c.total || of != c.total {
+			t.Errorf("%s: %d of %d, %v", c.name, last, of, err)
+		}
+	}
 	var warnings []string
 	n, err := sb.CopyFrom(t.Context(), inside+"/tree", dst, warren.CopyOptions{Warn: func(m string) { warnings = append(warnings, m) }})
 	if err != nil || n.Skipped != 1 || len(warnings) != 1 || !strings.Contains(warnings[0], "/etc/passwd") {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 	"unicode"
@@ -272,6 +273,7 @@ func atLeastOne(name string) cobra.PositionalArgs {
 type progressLine struct {
 	out     io.Writer
 	enabled func() bool
+	mu      sync.Mutex
 	shown   bool
 	last    time.Time
 }
@@ -281,6 +283,8 @@ func (p *progressLine) show(step, message string, done, total int64) {
 	if !p.enabled() {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.shown && time.Since(p.last) < 100*time.Millisecond {
 		return
 	}
@@ -309,6 +313,8 @@ func (p *progressLine) show(step, message string, done, total int64) {
 
 // clear removes the line.
 func (p *progressLine) clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.shown {
 		fmt.Fprint(p.out, "\r\x1b[K")
 		p.shown = false

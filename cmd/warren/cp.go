@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/config"
 )
 
 func cpCommand(a *app) *cobra.Command {
@@ -33,6 +34,15 @@ single file. Directories need tar in the sandbox; what in them leads outside is 
 				return &usageError{errors.New("one of SRC and DST has to be in a sandbox, as ID:PATH"), cmd.CommandPath()}
 			}
 			opts.Warn = func(message string) { a.notice("%s", escape(message)) }
+			if !a.json {
+				opts.Progress = func(done, total int64) {
+					text := config.Size(done).String()
+					if total == 0 {
+						done = 0 // nothing that a percentage could be of
+					}
+					a.progress.show("copy", text, done, total)
+				}
+			}
 			ctx := cmd.Context()
 			c, err := a.client(ctx)
 			if err != nil {
@@ -50,6 +60,7 @@ single file. Directories need tar in the sandbox; what in them leads outside is 
 			default:
 				n, err = c.Ref(from.id).CopyFrom(ctx, from.path, to.path, opts)
 			}
+			a.progress.clear()
 			if err == nil && a.json {
 				err = a.printJSON(n)
 			}
