@@ -118,6 +118,6 @@ func (a *app) printFile(ctx context.Context, sb *warren.Sandbox, src, user strin
 	if info, err := f.Stat(); err == nil && info.IsDir() {
 		return fmt.Errorf("%s: %w: it is a directory; only a file goes to standard output", filepath.ToSlash(src), warren.ErrInvalid)
 	}
-	_, err = io.Copy(sandboxOutput(a.out), f)
+	_, err = io.Copy(fileOutput(a.out), f)
 	return err
 }

@@ -48,6 +48,6 @@ func (a *app) stream(r io.ReadCloser, key string) error {
 		}
 		return a.printJSON(map[string]string{key: string(data)})
 	}
-	_, err := io.Copy(sandboxOutput(a.out), r)
+	_, err := io.Copy(fileOutput(a.out), r)
 	return err
 }

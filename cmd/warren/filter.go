@@ -186,6 +186,15 @@ func allowedOSC(seq []byte) bool {
 // plainOutput drops every sequence: for output of the past, which no terminal is attached to.
 func plainOutput(out io.Writer) io.Writer { return &terminalFilter{out: out, plain: true} }
 
+// fileOutput is where the content of files goes, patches among it: on a terminal without any sequence, for no program runs there
+// whose titles and screens they could be; untouched elsewhere.
+func fileOutput(out io.Writer) io.Writer {
+	if isTerminal(out) {
+		return plainOutput(out)
+	}
+	return out
+}
+
 // sandboxOutput is where the output of a command goes: filtered on a terminal, untouched elsewhere.
 func sandboxOutput(out io.Writer) io.Writer {
 	if isTerminal(out) {
