@@ -177,6 +177,9 @@ func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error
 		if p.stdin != nil {
 			p.stdin.Close()
 		}
+		if errors.Is(err, syscall.EAGAIN) {
+			return nil, fmt.Errorf("%w: start %q: the sandbox has reached its limit%s; end some with `warren kill`, or begin afresh with `warren restart`", ErrTooMany, s.Cmd, limit())
+		}
 		return nil, fmt.Errorf("%w: start %q: %w", ErrInvalid, s.Cmd, err)
 	}
 	p.PID = p.child.pid
@@ -184,6 +187,16 @@ func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error
 		go p.pump(f, kinds[i], done)
 	}
 	return p, nil
+}
+
+// limit says how many processes a user of the sandbox may have, if there is a limit.
+func limit() string {
+	const nproc = 6 // RLIMIT_NPROC, which package syscall does not name
+	var l syscall.Rlimit
+	if syscall.Getrlimit(nproc, &l) != nil || l.Cur > 1<<31 {
+		return ""
+	}
+	return fmt.Sprintf(" of %d processes", l.Cur)
 }
 
 // wire makes the pipes or the terminal of the process. It returns the child's ends, and the kind of each stream.
