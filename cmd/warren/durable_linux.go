@@ -22,6 +22,7 @@ type (
 
 var (
 	_ engine.Images     = images{}
+	_ engine.HostPruner = images{}
 	_ engine.Repos      = repos{}
 	_ engine.Workspaces = workspaces{}
 )
@@ -81,6 +82,8 @@ func (i images) List(ctx context.Context) ([]*engine.Image, error) {
 }
 
 func (i images) Delete(ctx context.Context, name string) error { return i.s.Delete(ctx, name) }
+
+func (i images) PruneHost(keep map[string]bool) error { return i.s.PruneHost(keep) }
 
 func repoOf(r *repo.Repo) *engine.Repo {
 	return &engine.Repo{ID: r.ID, URL: r.URL, Dir: r.Dir, DefaultBranch: r.DefaultBranch, Size: r.Size, Fetched: r.Fetched, Handle: r}

@@ -174,8 +174,12 @@ func (h *Host) Skeletons() ([]string, error) {
 func (h *Host) Delete(digest string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	now := h.now
+	if now == nil {
+		now = h.load() // what the first Resolve of this process is going to return
+	}
 	hex, ok := strings.CutPrefix(digest, "host:")
-	if !ok || hex == "" || strings.ContainsAny(hex, "./") || h.now != nil && h.now.Digest == hex {
+	if !ok || hex == "" || strings.ContainsAny(hex, "./") || now != nil && now.Digest == hex {
 		return nil
 	}
 	return errors.Join(os.RemoveAll(filepath.Join(h.o.Dir, hex)), os.RemoveAll(filepath.Join(h.o.Dir, hex+".boot")))
@@ -193,9 +197,16 @@ func (h *Host) image(s *state) *Image {
 	}
 }
 
-func (h *Host) exists(s *state) bool {
-	_, err := os.Lstat(filepath.Join(h.o.Dir, s.Digest))
-	return err == nil
+func (h *Host) exists(s *state) bool { return intact(filepath.Join(h.o.Dir, s.Digest)) }
+
+// intact says whether a skeleton is there and was not emptied: it looks for the first and the last that is written.
+func intact(dir string) bool {
+	for _, name := range []string{"etc/passwd", ".warren/guest"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // fresh says whether every name still has its stamp.
@@ -387,7 +398,7 @@ func (h *Host) place(tmp, digest string) error {
 	dir := filepath.Join(h.o.Dir, digest)
 	mark := filepath.Join(h.o.Dir, digest+".boot")
 	if b, err := os.ReadFile(mark); err == nil && string(b) == bootID() {
-		if _, err := os.Lstat(dir); err == nil {
+		if intact(dir) {
 			return nil
 		}
 	}

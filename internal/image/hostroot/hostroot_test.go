@@ -304,13 +304,22 @@ func TestChanges(t *testing.T) {
 		{"a secret appears near the top", func() { plant(t, host, "usr/local/key", "x", 0o600) }, false},
 		{"a program appears", func() { plant(t, host, "usr/bin/new", "x", 0o755) }, true},
 		{"the skeleton vanishes", func() { os.RemoveAll(last.Root.Layers[0].Dir) }, true},
+		{"the skeleton is emptied", func() {
+			names, err := filepath.Glob(filepath.Join(last.Root.Layers[0].Dir, "*"))
+			if err != nil || len(names) == 0 {
+				t.Fatal(names, err)
+			}
+			for _, name := range append(names, filepath.Join(last.Root.Layers[0].Dir, ".warren")) {
+				os.RemoveAll(name)
+			}
+		}, true},
 	} {
 		c.change()
 		next := resolve(t, h)
 		if (next.Digest == last.Digest) != c.same {
 			t.Errorf("%s: digest the same: %t, want %t", c.name, next.Digest == last.Digest, c.same)
 		}
-		if _, err := os.Lstat(next.Root.Layers[0].Dir); err != nil {
+		if _, err := os.Lstat(filepath.Join(next.Root.Layers[0].Dir, "etc/passwd")); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		last = next
@@ -322,8 +331,10 @@ func TestChanges(t *testing.T) {
 	if err != nil || len(all) < 5 {
 		t.Errorf("skeletons %v, %v", all, err)
 	}
+	// Another process that has not resolved it yet knows the one in use as well.
+	other := open(t, host, dir, 7)
 	for _, d := range all {
-		if err := h.Delete(d); err != nil {
+		if err := other.Delete(d); err != nil {
 			t.Error(err)
 		}
 	}
