@@ -340,6 +340,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	if err != nil {
 		return nil, err
 	}
+	d.tend(ctx, cache)
 	opened := map[string]driver.Driver{}
 	for _, entry := range drivers {
 		dr, err := entry.open(filepath.Join(d.cfg.DataDir, "run", entry.name), d.log.With("driver", entry.name))
@@ -371,6 +372,33 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	}
 	d.onClose(eng.Close)
 	return eng, nil
+}
+
+// tendEvery is how often the cached repositories are looked over, for the first time this long after the start.
+const tendEvery = time.Hour
+
+// tend maintains the repositories in the background until the daemon closes.
+func (d *daemon) tend(ctx context.Context, cache *repo.Cache) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(tendEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				cache.MaintainAll(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	d.onClose(func() error {
+		cancel()
+		<-done
+		return nil
+	})
 }
 
 // recordsFor refuses to begin new records where sandboxes or workspaces are: without their records the sandboxes would be

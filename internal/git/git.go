@@ -65,6 +65,8 @@ type Cmd struct {
 	// Confine makes the command run confined when the process is root, see the package comment. Without it, the
 	// command runs as this process's own user.
 	Confine *Confine
+	// Background gives way to all else that the machine does.
+	Background bool
 	// Owner, when the process is root, is the user and group to run as instead, for repositories of another user.
 	Owner *Owner
 }
@@ -315,6 +317,10 @@ func (c *Cmd) Start(ctx context.Context) (*Process, error) {
 	cmd.WaitDelay = 5 * time.Second
 	if err := c.start(cmd); err != nil {
 		return nil, fmt.Errorf("start git %s: %w", c.verb(), err)
+	}
+	if c.Background {
+		// Of the group, for git starts others. One that has ended is no loss.
+		_ = syscall.Setpriority(syscall.PRIO_PGRP, cmd.Process.Pid, 19)
 	}
 	return &Process{cmd: cmd, verb: c.verb(), stderr: stderr, ctx: ctx}, nil
 }

@@ -21,7 +21,7 @@ func (c *Cache) Check(ctx context.Context, id warren.RepoID, commit string) erro
 	if err != nil {
 		return err
 	}
-	origin := filepath.Join(c.dir(id), "origin.git")
+	origin := c.origin(id)
 	what := ""
 	for _, dir := range []string{origin, r.Dir} {
 		if what = damage(ctx, dir, commit); what != "" {

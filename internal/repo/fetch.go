@@ -296,7 +296,7 @@ func (c *Cache) ResolveOrigin(ctx context.Context, id warren.RepoID, ref string)
 	if err != nil {
 		return "", "", err
 	}
-	return c.resolve(ctx, r, filepath.Join(c.dir(id), "origin.git"), ref)
+	return c.resolve(ctx, r, c.origin(id), ref)
 }
 
 // resolve looks in the git directory dir of r.
@@ -476,7 +476,7 @@ func (c *Cache) Refs(id warren.RepoID) (packed, shallow string, err error) {
 	if _, _, err := c.load(id); err != nil {
 		return "", "", err
 	}
-	dir := filepath.Join(c.dir(id), "origin.git")
+	dir := c.origin(id)
 	if _, err := os.Lstat(filepath.Join(dir, "shallow")); err == nil {
 		shallow = filepath.Join(dir, "shallow")
 	} else if !errors.Is(err, fs.ErrNotExist) {

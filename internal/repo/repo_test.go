@@ -3,6 +3,7 @@ package repo_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"io/fs"
@@ -545,4 +546,46 @@ func packOf(t testing.TB, dir, commit string) string {
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
+}
+
+// A repository with many packs is merged into one, with all that was in them, and one with few is left alone.
+func TestMaintainAll(t *testing.T) {
+	src := newRepo(t)
+	c := open(t, t.TempDir())
+	ctx := t.Context()
+	r, err := c.Fetch(ctx, src, repo.FetchOptions{})
+	must(t, err)
+	origin := filepath.Dir(r.Objects)
+	packs := func() int {
+		list, err := filepath.Glob(filepath.Join(r.Objects, "pack", "*.pack"))
+		must(t, err)
+		return len(list)
+	}
+	pack := func() {
+		commit(t, src, rand.Text())
+		_, err := c.Fetch(ctx, src, repo.FetchOptions{})
+		must(t, err)
+		runGit(t, origin, "repack", "-q", "-d")
+	}
+	for packs() < 3 {
+		pack()
+	}
+	lost := strings.Fields(runGit(t, origin, "rev-parse", "refs/remotes/origin/main"))[0]
+	c.MaintainAll(ctx)
+	if n := packs(); n != 3 {
+		t.Errorf("%d packs of 3", n)
+	}
+	for packs() < 20 {
+		pack()
+	}
+	// What no ref reaches any more may be borrowed.
+	runGit(t, src, "reset", "-q", "--hard", "HEAD~18")
+	_, err = c.Fetch(ctx, src, repo.FetchOptions{})
+	must(t, err)
+	c.MaintainAll(ctx)
+	if n := packs(); n != 1 {
+		t.Errorf("%d packs after maintenance, want 1", n)
+	}
+	runGit(t, origin, "cat-file", "-e", lost)
+	must(t, c.Check(ctx, r.ID, lost))
 }
