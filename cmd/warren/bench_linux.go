@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -52,7 +51,7 @@ func benchPart(a *app, name, short string, measure func(context.Context, bench.O
 	var opts bench.Options
 	cmd := &cobra.Command{
 		Use: name + " [flags]", Short: short,
-		Long:    short + ".\n\nA daemon of its own is started on a data directory that is removed afterwards; --url measures a server of this machine that runs.",
+		Long:    short + ".\n\nA daemon of its own is started on a data directory that is removed afterwards; --url measures a server of this machine that runs.\nWith --json each row is an object.",
 		Example: "  warren bench " + name + "\n  warren bench " + name + " --rounds 50",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -69,14 +68,16 @@ func benchPart(a *app, name, short string, measure func(context.Context, bench.O
 			if !a.json {
 				return measure(ctx, opts, a.out)
 			}
-			var report strings.Builder
-			if err := measure(ctx, opts, &report); err != nil {
+			var failed error
+			opts.Record = func(r bench.Row) {
+				if err := a.printJSON(r); failed == nil {
+					failed = err
+				}
+			}
+			if err := measure(ctx, opts, io.Discard); err != nil {
 				return err
 			}
-			return a.printJSON(struct {
-				Benchmark string `json:"benchmark"`
-				Report    string `json:"report"`
-			}{name, report.String()})
+			return failed
 		},
 	}
 	cmd.Flags().IntVar(&opts.Rounds, "rounds", 0, "how often each way is measured (default 20)")

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,36 @@ type Options struct {
 	// Dir is where native work is done; it should be on the server's disk. Empty means the own daemon's data
 	// directory, or the directory for temporary files.
 	Dir string
+	// Record, when set, is given each row of what is printed, for programs.
+	Record func(Row)
+}
+
+// Row is one measured row. The names of its values end with their unit.
+type Row struct {
+	// Benchmark is the table, such as "cold start", and Name the row of it.
+	Benchmark string             `json:"benchmark"`
+	Name      string             `json:"name"`
+	Values    map[string]float64 `json:"values,omitempty"`
+	// Met says of a target whether it was met; it is nil in other rows.
+	Met *bool `json:"met,omitempty"`
+	// Absent says why there are no values.
+	Absent string `json:"absent,omitempty"`
+}
+
+func (o Options) record(r Row) {
+	if o.Record != nil {
+		o.Record(r)
+	}
+}
+
+// verdict prints and records whether a target was met.
+func (o Options) verdict(w io.Writer, benchmark, what string, met bool, target string) {
+	word := "met"
+	if !met {
+		word = "MISSED"
+	}
+	fmt.Fprintf(w, "  target: %s at most %s: %s\n", what, target, word)
+	o.record(Row{Benchmark: benchmark, Name: "target: " + what + " at most " + target, Met: &met})
 }
 
 func (o Options) rounds() int {
@@ -149,6 +180,13 @@ func (s sample) at(share float64) time.Duration {
 }
 
 func (s sample) median() time.Duration { return s.at(0.5) }
+
+// values are those of a row.
+func (s sample) values() map[string]float64 {
+	return map[string]float64{"runs": float64(len(s)), "medianMs": inMs(s.median()), "p95Ms": inMs(s.at(0.95)), "minMs": inMs(s.at(0))}
+}
+
+func inMs(d time.Duration) float64 { return float64(d) / 1e6 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/1e6) }
 

@@ -29,10 +29,26 @@ func run(t *testing.T, f func(context.Context, bench.Options, *strings.Builder) 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	var out strings.Builder
+	rows := map[string]int{}
+	o.Record = func(r bench.Row) {
+		rows[r.Benchmark]++
+		if r.Name == "" || r.Met == nil && r.Absent == "" && len(r.Values) == 0 {
+			t.Errorf("row %+v says nothing", r)
+		}
+		for name, v := range r.Values {
+			if strings.HasSuffix(name, "Ms") && v <= 0 {
+				t.Errorf("%s of row %s is %v", name, r.Name, v)
+			}
+		}
+	}
 	err := f(ctx, o, &out)
 	t.Logf("\n%s", out.String())
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Log(rows)
+	if len(rows) == 0 || rows["cold start"]+rows["files"] < 3 {
+		t.Errorf("rows %v", rows)
 	}
 	for _, w := range want {
 		if !strings.Contains(out.String(), w) {

@@ -109,11 +109,11 @@ func IO(ctx context.Context, o Options, w io.Writer) (err error) {
 			return err
 		}
 	}
-	report(w, places, rounds, left)
+	s.report(w, places, rounds, left)
 	return nil
 }
 
-func report(w io.Writer, places []*place, rounds int, left map[string]string) {
+func (o Options) report(w io.Writer, places []*place, rounds int, left map[string]string) {
 	fmt.Fprintf(w, "Files: the same work outside and inside, median of %d runs that take turns\n", rounds)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "\tnative\tworkspace\t\troot overlay\t\t")
@@ -123,19 +123,23 @@ func report(w io.Writer, places []*place, rounds int, left map[string]string) {
 		}
 		base := places[0].times[l.name].median()
 		fmt.Fprintf(tw, "%s\t%s\t", l.name, ms(base))
-		for _, p := range places[1:] {
+		v := map[string]float64{"runs": float64(rounds), "nativeMs": inMs(base)}
+		for i, p := range places[1:] {
 			d := p.times[l.name].median()
+			v[[]string{"workspaceMs", "rootMs"}[i]] = inMs(d)
 			fmt.Fprintf(tw, "%s\t%.2fx\t", ms(d), float64(d)/float64(base))
 		}
 		fmt.Fprintln(tw)
+		o.record(Row{Benchmark: "files", Name: l.name, Values: v})
 	}
 	tw.Flush()
 	for name, why := range left {
 		fmt.Fprintf(w, "  not measured: %s (%s)\n", name, why)
+		o.record(Row{Benchmark: "files", Name: name, Absent: why})
 	}
 	create := workloads[0].name
 	ratio := float64(places[1].times[create].median()) / float64(places[0].times[create].median())
-	verdict(w, "making small files in the workspace", ratio <= targetCreate, fmt.Sprintf("%.1fx native", targetCreate))
+	o.verdict(w, "files", "making small files in the workspace", ratio <= targetCreate, fmt.Sprintf("%.1fx native", targetCreate))
 }
 
 var errMissing = errors.New("a program is missing")

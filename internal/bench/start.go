@@ -65,6 +65,7 @@ func (s *session) coldStarts(ctx context.Context, w io.Writer) error {
 	}
 	ways := []*way{{name: "warren", run: s.once}, {name: "fork+exec", run: plain("/bin/true")}}
 	var absent []string
+	const benchmark = "cold start"
 	add := func(y *way, why string) {
 		if why == "" {
 			// Once before the clock runs, as for warren.
@@ -74,6 +75,7 @@ func (s *session) coldStarts(ctx context.Context, w io.Writer) error {
 		}
 		if why != "" {
 			absent = append(absent, y.name+" ("+why+")")
+			s.record(Row{Benchmark: benchmark, Name: y.name, Absent: why})
 			return
 		}
 		ways = append(ways, y)
@@ -97,21 +99,15 @@ func (s *session) coldStarts(ctx context.Context, w io.Writer) error {
 	fmt.Fprintln(tw, "\tmedian\tp95\tmin\tof warren\t")
 	for _, y := range ways {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%.3f\t\n", y.name, ms(y.median()), ms(y.at(0.95)), ms(y.at(0)), float64(y.median())/float64(ways[0].median()))
+		s.record(Row{Benchmark: benchmark, Name: y.name, Values: y.values()})
 	}
+	s.record(Row{Benchmark: benchmark, Name: "first of this server", Values: map[string]float64{"ms": inMs(first)}})
 	tw.Flush()
 	if len(absent) > 0 {
 		fmt.Fprintf(w, "  not measured: %s\n", strings.Join(absent, ", "))
 	}
-	verdict(w, "median", ways[0].median() <= targetCold, ms(targetCold))
+	s.verdict(w, benchmark, "median", ways[0].median() <= targetCold, ms(targetCold))
 	return nil
-}
-
-func verdict(w io.Writer, what string, met bool, target string) {
-	word := "met"
-	if !met {
-		word = "MISSED"
-	}
-	fmt.Fprintf(w, "  target: %s at most %s: %s\n", what, target, word)
 }
 
 func firstLine(s string) string {
@@ -258,7 +254,9 @@ func (s *session) roundTrips(ctx context.Context, w io.Writer) error {
 	}
 	fmt.Fprintf(w, "Round trip of a command through the API (n=%d): median %s, p95 %s, min %s; the same without a sandbox: median %s\n",
 		len(inside), ms(inside.median()), ms(inside.at(0.95)), ms(inside.at(0)), ms(outside.median()))
-	verdict(w, "median", inside.median() <= targetExec, ms(targetExec))
+	s.record(Row{Benchmark: "round trip", Name: "warren", Values: inside.values()})
+	s.record(Row{Benchmark: "round trip", Name: "fork+exec", Values: outside.values()})
+	s.verdict(w, "round trip", "median", inside.median() <= targetExec, ms(targetExec))
 	return nil
 }
 
@@ -308,6 +306,9 @@ func (s *session) throughput(ctx context.Context, w io.Writer) error {
 			return err
 		}
 		fmt.Fprintf(tw, "%d\t%.1f\t%s\t%s\t\n", workers, n/took.Seconds(), ms(times.median()), ms(times.at(0.95)))
+		v := times.values()
+		v["perSecond"] = n / took.Seconds()
+		s.record(Row{Benchmark: "throughput", Name: strconv.Itoa(workers) + " at once", Values: v})
 	}
 	return tw.Flush()
 }
@@ -351,9 +352,12 @@ func (s *session) idleMemory(ctx context.Context, w io.Writer) (err error) {
 		}
 		last = (before - available) / int64(n)
 		fmt.Fprintf(tw, "%d\t%s\t%s\t%s\t\n", n, mib(pss/int64(n)), mib(last), strconv.FormatFloat(float64(processes)/float64(n), 'f', 1, 64))
+		s.record(Row{Benchmark: "idle memory", Name: strconv.Itoa(n) + " sandboxes", Values: map[string]float64{
+			"pssBytes": float64(pss / int64(n)), "memAvailableBytes": float64(last), "processes": float64(processes) / float64(n),
+		}})
 	}
 	tw.Flush()
-	verdict(w, "MemAvailable of the last row", last <= targetIdle, mib(targetIdle))
+	s.verdict(w, "idle memory", "MemAvailable of the last row", last <= targetIdle, mib(targetIdle))
 	return nil
 }
 
