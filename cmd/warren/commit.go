@@ -14,7 +14,7 @@ func commitCommand(a *app) *cobra.Command {
 		Use:   "commit ID -m MESSAGE [flags]",
 		Short: "Record what changed in a workspace as a commit",
 		Long: `Record what changed in a workspace as a commit on a branch of the repository in Warren's cache. No hook, filter or
-setting of the workspace takes part. Your own git sees the branch by the path that is printed.`,
+setting of the workspace takes part. Your own git sees the branch by the path that is printed. A file of more than 1 GiB is refused.`,
 		Example: `  warren commit fix -m "parser: accept empty input"
   warren commit fix -m "try it" --branch experiments/parser --author "Ada <ada@example.com>"
   git fetch "$(warren commit fix -m done --json | jq -r .repoPath)" warren/fix`,
