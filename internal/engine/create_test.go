@@ -193,7 +193,7 @@ func TestMountSwap(t *testing.T) {
 		}
 	})
 	opened, refused, fooled := 0, 0, 0
-	for deadline := time.Now().Add(20 * time.Second); (opened+refused < 1000 || opened < 100 || fooled == 0) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(20 * time.Second); (opened+refused < 1000 || opened < 100 || refused == 0 || fooled == 0) && time.Now().Before(deadline); {
 		f, err := r.openSource(operator, source)
 		if err != nil {
 			refused++
@@ -213,7 +213,7 @@ func TestMountSwap(t *testing.T) {
 	wg.Wait()
 	t.Logf("opened %d, refused %d; the twin was fooled %d times", opened, refused, fooled)
 	if opened+refused < 1000 || opened == 0 || refused == 0 {
-		t.Error("too few tries, or all of one kind")
+		t.Errorf("opened %d, refused %d: too few tries, or all of one kind", opened, refused)
 	}
 	if fooled == 0 {
 		t.Error("the twin was never fooled: the test proves nothing")
