@@ -29,7 +29,8 @@ func TestGuest(t *testing.T) {
 	e.do(id, "GET", "/health", "", http.StatusNoContent)
 	e.killKeeper()
 	e.do(id, "GET", "/health", "", http.StatusNoContent)
-	if st, err := e.d.Stats(t.Context(), id); err != nil || st.Memory < 1<<20 {
+	// What was charged before the processes came into their group is not in it: an idle guest shows about 1 MiB.
+	if st, err := e.d.Stats(t.Context(), id); err != nil || st.Memory < 256<<10 {
 		t.Errorf("stats %+v, %v", st, err)
 	}
 }
