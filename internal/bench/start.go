@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -239,15 +240,29 @@ func (s *session) roundTrips(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	defer remove(ctx, sb)
-	var inside, outside sample
+	shell, err := sb.Session(ctx, warren.SessionOptions{})
+	if err != nil {
+		return err
+	}
 	host := plain("/bin/true")
+	var inside, inShell, looked, outside sample
 	for range 10 * s.rounds() {
-		d, err := timed(func() error { return sb.Command("/bin/true").Run(ctx) })
-		if err != nil {
-			return err
+		for _, one := range []struct {
+			into *sample
+			run  func() error
+		}{
+			{&inside, func() error { return sb.Command("/bin/true").Run(ctx) }},
+			{&inShell, func() error { _, err := shell.Run(ctx, "true", warren.SessionRun{}); return err }},
+			{&looked, func() error { _, err := fs.Stat(sb.FS(), "workspace"); return err }},
+		} {
+			d, err := timed(one.run)
+			if err != nil {
+				return err
+			}
+			*one.into = append(*one.into, d)
 		}
-		inside = append(inside, d)
-		if d, err = host(ctx); err != nil {
+		d, err := host(ctx)
+		if err != nil {
 			return err
 		}
 		outside = append(outside, d)
@@ -255,6 +270,10 @@ func (s *session) roundTrips(ctx context.Context, w io.Writer) error {
 	fmt.Fprintf(w, "Round trip of a command through the API (n=%d): median %s, p95 %s, min %s; the same without a sandbox: median %s\n",
 		len(inside), ms(inside.median()), ms(inside.at(0.95)), ms(inside.at(0)), ms(outside.median()))
 	s.record(Row{Benchmark: "round trip", Name: "warren", Values: inside.values()})
+	fmt.Fprintf(w, "Round trip without a new process: a command in a session: median %s, p95 %s; the status of a file: median %s, p95 %s\n",
+		ms(inShell.median()), ms(inShell.at(0.95)), ms(looked.median()), ms(looked.at(0.95)))
+	s.record(Row{Benchmark: "round trip", Name: "session", Values: inShell.values()})
+	s.record(Row{Benchmark: "round trip", Name: "stat", Values: looked.values()})
 	s.record(Row{Benchmark: "round trip", Name: "fork+exec", Values: outside.values()})
 	s.verdict(w, "round trip", "median", inside.median() <= targetExec, ms(targetExec))
 	return nil
