@@ -34,7 +34,7 @@ var binaries = sync.OnceValues(func() (dir string, err error) {
 		"warren-runtime": "github.com/warren-sandbox/warren/cmd/warren-runtime",
 		"guest":          "github.com/warren-sandbox/warren/driver/gvisor/internal/testguest",
 	} {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, out), pkg)
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(dir, out), pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if b, err := cmd.CombinedOutput(); err != nil {
 			return dir, fmt.Errorf("build %s: %w\n%s", pkg, err, b)

@@ -517,7 +517,7 @@ func TestBuildReplaced(t *testing.T) {
 	}
 	// Another build of the same program: other linker flags give another build id.
 	other := filepath.Join(t.TempDir(), "warren-runtime")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.build=other -buildid=other", "-o", other, "github.com/warren-sandbox/warren/cmd/warren-runtime")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -X main.build=other -buildid=other", "-o", other, "github.com/warren-sandbox/warren/cmd/warren-runtime")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, b)
