@@ -183,7 +183,7 @@ type Describer interface {
 // Watcher reports deaths as they happen.
 type Watcher interface {
 	// Watch sends a status for each sandbox that dies from now on until ctx ends, then closes the channel. A slow
-	// reader loses none.
+	// reader loses none. A death may be told twice, and one id can die again after it was created again.
 	Watch(ctx context.Context) (<-chan Status, error)
 }
 

@@ -532,6 +532,22 @@ func testWatch(t *testing.T, c *ctx) {
 			t.Errorf("death of %s: %+v", id, s)
 		}
 	}
+	// One that is made again can die again.
+	again := ids[0]
+	if err := c.d.Delete(c, again); err != nil {
+		t.Fatal(err)
+	}
+	c.createSpec(c.h.Spec(t, again))
+	c.answers(c.d, again)
+	c.kill(again)
+	for told := false; !told; {
+		select {
+		case s := <-deaths:
+			told = s.ID == again
+		case <-c.Done():
+			t.Fatal("the second death of one id was not sent")
+		}
+	}
 	cancel()
 	for {
 		select {

@@ -5,9 +5,9 @@ package gvisor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 )
@@ -19,10 +19,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch sandboxes: %w", err)
 	}
-	known := map[warren.SandboxID]bool{} // dead and reported, or dead before
-	for _, s := range first.Statuses {
-		known[warren.SandboxID(s.ID)] = true
-	}
+	before := dead(first.Statuses)
 	news := make(chan driver.Status)
 	out := make(chan driver.Status)
 	go queue(ctx, news, out)
@@ -35,7 +32,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 				if _, err := protocol.Read(c, &r); err != nil {
 					break
 				}
-				report(ctx, news, known, r.Statuses)
+				report(ctx, news, r.Statuses)
 			}
 			stop()
 			c.Close()
@@ -46,7 +43,10 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 				}
 				var r *protocol.Response
 				if c, r, err = d.open(ctx, &protocol.Request{Op: protocol.OpWatch}); err == nil {
-					report(ctx, news, known, r.Statuses)
+					now := dead(r.Statuses)
+					// What the last keeper has told of may be told again.
+					report(ctx, news, slices.DeleteFunc(r.Statuses, func(s protocol.Status) bool { return before[s.ID] }))
+					before = now
 					break
 				}
 				select {
@@ -60,15 +60,20 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 	return out, nil
 }
 
-func report(ctx context.Context, news chan<- driver.Status, known map[warren.SandboxID]bool, statuses []protocol.Status) {
+// dead returns the ids of a keeper's list of the dead.
+func dead(statuses []protocol.Status) map[string]bool {
+	ids := make(map[string]bool, len(statuses))
 	for _, s := range statuses {
-		st := status(s)
-		if known[st.ID] {
-			continue
-		}
-		known[st.ID] = true
+		ids[s.ID] = true
+	}
+	return ids
+}
+
+// report passes deaths on. One id may come again: a sandbox that was restarted can die again.
+func report(ctx context.Context, news chan<- driver.Status, statuses []protocol.Status) {
+	for _, s := range statuses {
 		select {
-		case news <- st:
+		case news <- status(s):
 		case <-ctx.Done():
 		}
 	}
