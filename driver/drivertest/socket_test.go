@@ -186,6 +186,7 @@ var socketLacks = map[string]string{
 	"A03":                         "the same processes as without the socket",
 	"A04":                         "the same kernel as without the socket",
 	"A14":                         "a request names a path, which the engine pins",
+	"A19":                         "a request names no layers",
 	"A20":                         "the same limits as without the socket",
 	"A22":                         "the same kernel as without the socket",
 }

@@ -16,6 +16,7 @@ import (
 // wait: nothing else in the guest may use os.StartProcess or os/exec.
 type Reaper struct {
 	orphans  bool
+	spawner  spawner
 	mu       sync.Mutex
 	children map[int]*child
 }
@@ -23,7 +24,7 @@ type Reaper struct {
 // NewReaper returns a reaper and starts its goroutine. With orphans set it reaps every child of the calling process,
 // as PID 1 must, else only those that it started itself.
 func NewReaper(orphans bool) *Reaper {
-	r := &Reaper{orphans: orphans, children: make(map[int]*child)}
+	r := &Reaper{orphans: orphans, spawner: newSpawner(), children: make(map[int]*child)}
 	sig := make(chan os.Signal, 1)
 	signal.Notify(sig, syscall.SIGCHLD)
 	go func() {
@@ -45,7 +46,7 @@ func (r *Reaper) spawn(path string, argv []string, attr *syscall.ProcAttr, exite
 	// The lock keeps reap from meeting a child that is not in the map yet.
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pid, err := syscall.ForkExec(path, argv, attr)
+	pid, err := r.spawner.spawn(path, argv, attr)
 	if err != nil {
 		return nil, err
 	}
