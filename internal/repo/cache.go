@@ -80,6 +80,8 @@ const sandboxUID = 1000
 const (
 	tmpPrefix = ".tmp-"
 	lockDir   = ".locks"
+	// maintainLock ends the name of the lock of a repository's maintenance.
+	maintainLock = "~maintain"
 )
 
 // Open opens the cache and removes what interrupted clones left.
@@ -336,7 +338,12 @@ func (c *Cache) Delete(ctx context.Context, idOrURL string) error {
 	if err := os.Rename(c.dir(id), tmp); err != nil {
 		return err
 	}
-	return os.RemoveAll(tmp)
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	os.Remove(c.lockName(id + maintainLock))
+	os.Remove(c.lockName(id)) // it is held here
+	return nil
 }
 
 // size adds up the disk use below dir.

@@ -70,7 +70,7 @@ func (c *Cache) Maintain(ctx context.Context, id warren.RepoID) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := LockFile(ctx, c.lockName(id+"~maintain"))
+	unlock, err := LockFile(ctx, c.lockName(id+maintainLock))
 	if err != nil {
 		return err
 	}

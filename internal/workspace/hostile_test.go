@@ -203,8 +203,8 @@ func sabotage(t testing.TB, c *canary, files string) {
 	for _, n := range oddNames {
 		must(t, os.WriteFile(filepath.Join(files, n), []byte(n), 0o644))
 	}
-	write(t, files, ".gitattributes", "* filter=x diff=x text=auto working-tree-encoding=UTF-16\n")
-	must(t, os.Remove(filepath.Join(files, ".gitattributes")))
+	write(t, files, "attributes/.gitattributes", "* filter=x diff=x merge=x text=auto ident\n")
+	write(t, files, "attributes/file.txt", "$Id$\n")
 	must(t, os.Symlink("/etc/passwd", filepath.Join(files, ".gitattributes")))
 	must(t, os.Symlink("/etc/passwd", filepath.Join(files, ".gitignore")))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -425,6 +426,25 @@ func TestDeleteHostileTree(t *testing.T) {
 	if err := f.store.Delete(ctx, "wx"); !errors.Is(err, warren.ErrNotFound) {
 		t.Errorf("delete again: %v", err)
 	}
+	if locks, err := os.ReadDir(filepath.Join(f.dir, "workspaces", ".locks")); err != nil || len(locks) > 0 {
+		t.Errorf("locks left: %v, %v", locks, err)
+	}
+}
+
+// TestEncoding has attributes that git cannot do to a file: the caller is told which, and nothing else is wrong.
+func TestEncoding(t *testing.T) {
+	f := newFixture(t)
+	w := f.cut("wx", newRepo(t, some), "")
+	write(t, w.Files, ".gitattributes", "* working-tree-encoding=UTF-16\n")
+	err := f.store.Diff(t.Context(), "wx", workspace.DiffOptions{}, io.Discard)
+	if !isInvalid(err) || !strings.Contains(err.Error(), ".gitattributes") {
+		t.Errorf("diff: %v", err)
+	}
+	if _, err := f.store.Commit(t.Context(), "wx", workspace.CommitOptions{Message: "m", Name: "x"}); !isInvalid(err) {
+		t.Errorf("commit: %v", err)
+	}
+	must(t, os.Remove(filepath.Join(w.Files, ".gitattributes")))
+	f.diff("wx", workspace.DiffOptions{})
 }
 
 // TestKinds cuts workspaces from repositories of less common kinds.

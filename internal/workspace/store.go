@@ -145,6 +145,9 @@ func Open(o Options) (*Store, error) {
 	if err := s.clean(); err != nil {
 		return nil, err
 	}
+	if err := s.cleanLocks(); err != nil {
+		return nil, err
+	}
 	var err error
 	if s.copier, err = findCopier(o.Dir); err != nil {
 		return nil, fmt.Errorf("find out how to copy workspaces: %w", err)
@@ -192,6 +195,31 @@ func (s *Store) clean() error {
 				return fmt.Errorf("remove what an interrupted call left: %w", err)
 			}
 		}
+	}
+	return nil
+}
+
+// cleanLocks removes the locks of workspaces that are not there.
+func (s *Store) cleanLocks() error {
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	entries, err := os.ReadDir(filepath.Join(s.o.Dir, lockDir))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		id := warren.WorkspaceID(e.Name())
+		if _, err := os.Lstat(s.dir(id)); err == nil {
+			continue
+		}
+		unlock, err := repo.LockFile(done, s.lockName(id))
+		if err != nil {
+			continue // somebody is at work
+		}
+		if _, err := os.Lstat(s.dir(id)); errors.Is(err, fs.ErrNotExist) {
+			os.Remove(s.lockName(id))
+		}
+		unlock()
 	}
 	return nil
 }
@@ -342,6 +370,7 @@ func (s *Store) Delete(ctx context.Context, id warren.WorkspaceID) error {
 	}
 	if err := os.Rename(s.dir(id), tmp); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
+			os.Remove(s.lockName(id)) // it is held here
 			return fmt.Errorf("workspace %s: %w", id, warren.ErrNotFound)
 		}
 		return fmt.Errorf("delete workspace %s: %w", id, err)
@@ -349,6 +378,7 @@ func (s *Store) Delete(ctx context.Context, id warren.WorkspaceID) error {
 	if err := removeAll(tmp); err != nil {
 		return fmt.Errorf("delete workspace %s: %w", id, err)
 	}
+	os.Remove(s.lockName(id))
 	return nil
 }
 
@@ -379,7 +409,13 @@ func (s *Store) confined(id warren.WorkspaceID, m *meta, sc *scratch, args ...st
 // blame returns why git failed on a workspace, when damage of its repository in the cache is why, else err.
 func (s *Store) blame(ctx context.Context, m *meta, err error) error {
 	var ge *git.Error
-	if m.RepoID == "" || !errors.As(err, &ge) || ctx.Err() != nil {
+	if !errors.As(err, &ge) || ctx.Err() != nil {
+		return err
+	}
+	if strings.Contains(ge.Message, "failed to encode") || strings.Contains(ge.Message, "if encoded as") {
+		return fmt.Errorf("a .gitattributes in the workspace asks for a working-tree-encoding that a file does not have (%s); mend one of them: %w", ge.Message, warren.ErrInvalid)
+	}
+	if m.RepoID == "" {
 		return err
 	}
 	why := s.o.Repos.Check(ctx, m.RepoID, m.Commit)
