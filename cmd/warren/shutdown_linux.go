@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -53,7 +55,16 @@ func (a *app) removeAll(ctx context.Context, dir string) error {
 	}
 	c, err := a.client(ctx)
 	if err != nil {
-		return err
+		if pid, e := daemonPID(dir); e != nil || pid != 0 {
+			return err
+		}
+		// A daemon that cannot start, such as for damaged records, must not keep what runs from being ended.
+		if e := removeUnrecorded(ctx, dir); e != nil {
+			return errors.Join(err, e)
+		}
+		a.notice("%v", err)
+		a.notice("what ran was ended without a daemon; workspaces are as they were")
+		return nil
 	}
 	defer c.Close()
 	var ids []string
@@ -68,6 +79,34 @@ func (a *app) removeAll(ctx context.Context, dir string) error {
 	return quiet.each(ctx, ids, func(ctx context.Context, id string) error {
 		return c.DeleteSandbox(ctx, id, warren.DeleteOptions{AllowMissing: true})
 	})
+}
+
+// removeUnrecorded removes every sandbox that the drivers of a data directory have, without a daemon and its records.
+func removeUnrecorded(ctx context.Context, dir string) (err error) {
+	lock, err := lockDataDir(dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	for _, entry := range drivers {
+		state := filepath.Join(dir, "run", entry.name)
+		if _, err := os.Stat(state); err != nil {
+			continue // it never ran one
+		}
+		d, err := entry.open(state, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return fmt.Errorf("driver %s: %w", entry.name, err)
+		}
+		all, err := d.List(ctx)
+		for _, s := range all {
+			err = errors.Join(err, d.Delete(ctx, s.ID))
+		}
+		err = errors.Join(err, closeDriver(context.WithoutCancel(ctx), d))
+		if err != nil {
+			return fmt.Errorf("driver %s: %w", entry.name, err)
+		}
+	}
+	return nil
 }
 
 // stopDaemon ends the daemon that holds the lock of a data directory and waits until its process is gone.

@@ -101,8 +101,8 @@ func checkFile(path string) error {
 
 func damaged(path, why string) error {
 	return fmt.Errorf("the store %s is damaged: %s. Nothing was started and nothing changed. "+
-		"Restore the file from a backup, or move it and its -wal file away to begin empty: workspaces and repositories "+
-		"are kept as directories beside it: %w", path, why, warren.ErrUnavailable)
+		"Put a backup of the file back, or end what runs (`warren shutdown --sandboxes`) and move the whole directory %s away to "+
+		"begin empty: workspaces and repositories in it are as they were: %w", path, why, filepath.Dir(path), warren.ErrUnavailable)
 }
 
 // verify reads the whole database for damage.

@@ -205,6 +205,7 @@ func sabotage(t testing.TB, c *canary, files string) {
 	}
 	write(t, files, "attributes/.gitattributes", "* filter=x diff=x merge=x text=auto ident\n")
 	write(t, files, "attributes/file.txt", "$Id$\n")
+	must(t, os.Remove(filepath.Join(files, ".gitattributes")))
 	must(t, os.Symlink("/etc/passwd", filepath.Join(files, ".gitattributes")))
 	must(t, os.Symlink("/etc/passwd", filepath.Join(files, ".gitignore")))
 }
