@@ -342,17 +342,27 @@ func (k *Keeper) mountBinds(s *stage, spec *protocol.Spec, fd func(int) int, hos
 			return fmt.Errorf("image: bind on %s: %w", b.Target, err)
 		}
 	}
-	return checkPoints(rootFD, spec)
+	return checkPoints(rootFD, spec, fd)
 }
 
-// checkPoints refuses mounts whose mount point would have to be made in a bind: that is the host's.
-func checkPoints(rootFD int, spec *protocol.Spec) error {
-	var covered []string
-	for _, m := range spec.Mounts {
-		if within(m.Target, covered) {
-			continue // the point is in another mount, where the sandbox's own root may make it
+// checkPoints refuses mounts whose mount point would have to be made in a bind, which is the host's, and those in another
+// mount whose point what runs in a sandbox has turned into something else.
+func checkPoints(rootFD int, spec *protocol.Spec, fd func(int) int) error {
+	for i, m := range spec.Mounts {
+		// The mount that the point is in, if any, is the last one made over it.
+		outer := -1
+		for j, o := range spec.Mounts[:i] {
+			if within(m.Target, []string{o.Target}) {
+				outer = j
+			}
 		}
-		covered = append(covered, m.Target)
+		if outer >= 0 {
+			o := spec.Mounts[outer]
+			if err := checkInner(fd(o.FD), strings.Trim(strings.TrimPrefix(m.Target, o.Target), "/"), o.Writable); err != nil {
+				return protocol.Errorf(protocol.KindInvalid, "mount on %s: in what is mounted on %s %w; mount it elsewhere, or mend that from a sandbox without this mount", m.Target, o.Target, err)
+			}
+			continue
+		}
 		fd, err := unix.Openat2(rootFD, m.Target, &unix.OpenHow{
 			Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_DIRECTORY,
 			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
@@ -363,6 +373,31 @@ func checkPoints(rootFD int, spec *protocol.Spec) error {
 		unix.Close(fd)
 	}
 	return nil
+}
+
+// checkInner looks at the point of a mount in another mount, where it is made if it is missing.
+func checkInner(dir int, rel string, writable bool) error {
+	if rel == "" {
+		return nil
+	}
+	point, err := unix.Openat2(dir, rel, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC | unix.O_DIRECTORY,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch {
+	case err == nil:
+		unix.Close(point)
+		return nil
+	case errors.Is(err, unix.ENOENT) && writable:
+		return nil
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("there is no %s, and it is read-only", rel)
+	case errors.Is(err, unix.ELOOP):
+		return fmt.Errorf("%s is a symbolic link or leads through one", rel)
+	case errors.Is(err, unix.ENOTDIR):
+		return fmt.Errorf("%s is no directory", rel)
+	}
+	return fmt.Errorf("%s cannot be opened (%w)", rel, err)
 }
 
 func (k *Keeper) mountBind(s *stage, b protocol.Bind, fd func(int) int, target int, host uint32) error {
