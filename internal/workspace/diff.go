@@ -115,6 +115,17 @@ type snap struct {
 // unchanged reports whether the files are those of the base.
 func (c *changes) unchanged() bool { return len(c.add)+len(c.gone)+len(c.nested) == 0 }
 
+// maxNotes bounds what is said of directories that cannot be opened.
+const maxNotes = 20
+
+// clipEnds shortens in the middle: a path's end says why it was passed over.
+func clipEnds(s string) string {
+	if len(s) <= 200 {
+		return s
+	}
+	return s[:80] + "..." + s[len(s)-80:]
+}
+
 // attempts is how often a snapshot is begun anew because files changed or vanished under it.
 const attempts = 4
 
@@ -171,11 +182,17 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 	if !all {
 		ls.Args = append(ls.Args, "--exclude-standard")
 	}
+	ch := &changes{s: s, id: id, most: most}
+	// Git passes over a directory that it cannot open, such as one whose path is too long, and that is no failure to it.
+	ls.Progress = func(line string) {
+		if what, ok := strings.CutPrefix(line, "warning: could not open directory "); ok && len(ch.notes) < maxNotes {
+			ch.note("a directory is not in the patch, for it cannot be opened: %s", clipEnds(what))
+		}
+	}
 	out, err := ls.Output(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ch := &changes{s: s, id: id, most: most}
 	if err := ch.open(); err != nil {
 		return nil, err
 	}

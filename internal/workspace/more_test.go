@@ -431,6 +431,29 @@ func TestDeleteHostileTree(t *testing.T) {
 	}
 }
 
+// TestDeep has a file that no path reaches: the patch says that it is not there.
+func TestDeep(t *testing.T) {
+	f := newFixture(t)
+	w := f.cut("wx", newRepo(t, some), "")
+	fd, err := unix.Open(w.Files, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	must(t, err)
+	for range 1500 {
+		must(t, unix.Mkdirat(fd, "deep", 0o755))
+		sub, err := unix.Openat(fd, "deep", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		must(t, err)
+		unix.Close(fd)
+		fd = sub
+	}
+	file, err := unix.Openat(fd, "file", unix.O_CREAT|unix.O_WRONLY, 0o644)
+	must(t, err)
+	unix.Close(file)
+	unix.Close(fd)
+	d := f.diff("wx", workspace.DiffOptions{})
+	if !strings.Contains(d, "# warren: a directory is not in the patch") || len(d) > 1000 {
+		t.Errorf("the diff says of a tree that is too deep:\n%.1000s", d)
+	}
+}
+
 // TestEncoding has attributes that git cannot do to a file: the caller is told which, and nothing else is wrong.
 func TestEncoding(t *testing.T) {
 	f := newFixture(t)
