@@ -26,7 +26,8 @@ const (
 	memoryLimit = 64 << 20
 )
 
-const usage = `warren-guest runs as process 1 of a sandbox. It takes its settings from the environment:
+const usage = `warren-guest runs as process 1 of a sandbox. "warren-guest channel SOCKET" instead carries a channel between its standard
+streams and the socket of the guest that runs. Process 1 takes its settings from the environment:
 
   WARREN_CHANNEL_FD      descriptor of the channel to the host
   WARREN_CHANNEL_SOCKET  path of a unix socket to take channels on
@@ -38,13 +39,16 @@ const usage = `warren-guest runs as process 1 of a sandbox. It takes its setting
   WARREN_LOG_DIR         where long output is kept (default /var/log/warren)
 `
 
-// Main runs the guest until it is told to end; it returns the exit code.
+// Main runs the guest until it is told to end, or a relay to it; it returns the exit code.
 func Main(args []string, environ []string, stderr io.Writer) int {
-	if len(args) > 1 {
+	work := func() error { return run(environ) }
+	if len(args) == 3 && args[1] == "channel" {
+		work = func() error { return relay(args[2], os.Stdin, os.Stdout) }
+	} else if len(args) > 1 {
 		fmt.Fprint(stderr, usage)
 		return 2
 	}
-	if err := run(environ); err != nil {
+	if err := work(); err != nil {
 		fmt.Fprintf(stderr, "warren-guest: %v\n", err)
 		return 1
 	}

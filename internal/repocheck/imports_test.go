@@ -41,8 +41,10 @@ var rules = []rule{
 		of: []string{"./driver/..."}, never: []string{"./internal/engine/...", "./internal/server/...", "./internal/store/...", "./internal/wire", "./cmd/..."}, deep: true,
 		why: "drivers are below the engine and do not know it",
 	},
-	{of: []string{"./driver/fake/..."}, never: []string{"./driver/gvisor/..."}, deep: true, why: "drivers do not know each other"},
-	{of: []string{"./driver/gvisor/..."}, never: []string{"./driver/fake/..."}, deep: true, why: "drivers do not know each other"},
+	{of: []string{"./driver/fake/..."}, never: []string{"./driver/gvisor/...", "./driver/docker/..."}, deep: true, why: "drivers do not know each other"},
+	{of: []string{"./driver/gvisor/..."}, never: []string{"./driver/fake/...", "./driver/docker/..."}, deep: true, why: "drivers do not know each other"},
+	{of: []string{"./driver/docker/..."}, never: []string{"./driver/fake/...", "./driver/gvisor/..."}, deep: true, why: "drivers do not know each other"},
+	{of: []string{"./..."}, never: []string{"github.com/moby/moby/..."}, except: []string{"./driver/docker/...", "./cmd/warren"}, deep: true, why: "one driver talks to an engine, and the daemon links it"},
 	{
 		of: []string{"./cmd/warren-guest", "./internal/guest/..."}, only: []string{"golang.org/x/sys/...", "github.com/hashicorp/yamux", "./internal/guest/..."},
 		except: []string{"./internal/guest/e2btest"}, why: "the guest runs in every sandbox: it must stay small, and a bug in a library would be a bug in each",
@@ -57,22 +59,22 @@ var rules = []rule{
 	},
 	{
 		of:    []string{"./internal/image/...", "./internal/repo/...", "./internal/git/...", "./internal/workspace/...", "./internal/store/...", "./internal/config/...", "./internal/failpoint/..."},
-		never: []string{"./internal/engine/...", "./internal/server/...", "./internal/wire", "./cmd/...", "./driver/gvisor/...", "./driver/fake/..."}, deep: true,
+		never: []string{"./internal/engine/...", "./internal/server/...", "./internal/wire", "./cmd/...", "./driver/gvisor/...", "./driver/docker/...", "./driver/fake/..."}, deep: true,
 		why: "durable things are valid with no sandbox running and do not know who runs them",
 	},
 	{of: []string{"./internal/store/..."}, never: []string{"./driver/...", "./internal/image/...", "./internal/repo/...", "./internal/workspace/..."}, deep: true, why: "the store keeps records and knows nothing of what they are about"},
 	{
-		of: []string{"./internal/engine"}, never: []string{"./internal/server/...", "./internal/wire", "./cmd/...", "./driver/gvisor/...", "./driver/fake/...", "./proto/...", "connectrpc.com/..."},
+		of: []string{"./internal/engine"}, never: []string{"./internal/server/...", "./internal/wire", "./cmd/...", "./driver/gvisor/...", "./driver/docker/...", "./driver/fake/...", "./proto/...", "connectrpc.com/..."},
 		why: "the engine knows drivers by their interface, and nothing of how it is called",
 	},
 	{
-		of: []string{"./internal/server"}, never: []string{"./internal/store/...", "./internal/image/...", "./internal/repo/...", "./internal/git/...", "./internal/workspace/...", "./driver/gvisor/...", "./driver/fake/...", "./cmd/..."},
+		of: []string{"./internal/server"}, never: []string{"./internal/store/...", "./internal/image/...", "./internal/repo/...", "./internal/git/...", "./internal/workspace/...", "./driver/gvisor/...", "./driver/docker/...", "./driver/fake/...", "./cmd/..."},
 		why: "the server decodes, asks the engine and encodes; no layer is passed by",
 	},
 	{of: []string{"./internal/bench/..."}, only: []string{".", "./internal/bench/..."}, why: "it measures what a user of the SDK gets"},
 	{
 		of: []string{"./..."}, never: []string{"testing", "./internal/testenv"},
-		except: []string{"./internal/testenv", "./driver/drivertest/...", "./internal/server/servertest", "./internal/image/imagetest", "./internal/guest/e2btest", "./internal/repocheck"},
+		except: []string{"./internal/testenv", "./driver/drivertest/...", "./driver/docker/dockertest", "./internal/server/servertest", "./internal/image/imagetest", "./internal/guest/e2btest", "./internal/repocheck"},
 		why:    "programs do not carry test code; packages of test code end in test",
 	},
 }

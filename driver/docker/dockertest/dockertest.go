@@ -1,0 +1,298 @@
+//go:build linux
+
+// Package dockertest starts Docker engines for tests. Each has namespaces of its own for mounts, processes and the network,
+// its own socket, data and state, so that an engine of the user's is never touched, and everything that the engine has
+// made ends with its first process: also when the test is killed.
+package dockertest
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/image"
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+// IDBase is the host id of a container's root in these engines. It is not that of the files on disk, so that mappings are
+// needed as with most engines.
+const IDBase = 0x68000000
+
+// Config changes an engine.
+type Config struct {
+	// Daemon is added to the engine's configuration file.
+	Daemon map[string]any
+	// NoRuntimes leaves out the runtime runsc.
+	NoRuntimes bool
+	// DiskSize bounds what the engine can store; 0 means plenty.
+	DiskSize int64
+	// NoUserNamespaces lets containers run with the host's ids.
+	NoUserNamespaces bool
+}
+
+// Engine is a running engine.
+type Engine struct {
+	// Host is its address.
+	Host string
+	// Shared is a directory whose mounts the engine sees. A driver's state has to lie in it.
+	Shared string
+	// Base holds everything of the engine.
+	Base string
+
+	t       testing.TB
+	control io.WriteCloser
+	outer   *exec.Cmd
+	log     bytes.Buffer
+}
+
+//go:embed outer.sh
+var outerScript string
+
+//go:embed inner.sh
+var innerScript string
+
+// Start starts an engine that ends with the test.
+func Start(t testing.TB, c Config) *Engine {
+	t.Helper()
+	testenv.NeedsRoot(t)
+	testenv.NeedsMountNamespace(t)
+	testenv.NeedsTool(t, "dockerd", "containerd", "runc", "mkfs.btrfs", "unshare", "ip")
+	// The path is short: sockets lie below it.
+	base, err := os.MkdirTemp("", "wdk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Engine{t: t, Base: base, Shared: filepath.Join(base, "shared"), Host: "unix://" + filepath.Join(base, "docker.sock")}
+	if err := e.prepare(c); err != nil {
+		os.RemoveAll(base)
+		t.Fatal(err)
+	}
+	e.outer = exec.Command("sh", "-c", outerScript, "sh", base, innerScript, e.group())
+	// A signal to the test's process group must not reach what cleans up after it.
+	e.outer.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	e.outer.Stdout, e.outer.Stderr = &e.log, &e.log
+	if e.control, err = e.outer.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.outer.Start(); err != nil {
+		os.RemoveAll(base)
+		t.Fatal(err)
+	}
+	t.Cleanup(e.end)
+	e.Run()
+	return e
+}
+
+// group is the control group below which the engine puts containers.
+func (e *Engine) group() string { return "warren-" + filepath.Base(e.Base) }
+
+func (e *Engine) prepare(c Config) error {
+	if err := os.Chmod(e.Base, 0o711); err != nil {
+		return err
+	}
+	for _, dir := range []string{"shared", "data", "exec", "etc"} {
+		if err := os.Mkdir(filepath.Join(e.Base, dir), 0o711); err != nil {
+			return err
+		}
+	}
+	config := map[string]any{
+		"bridge": "none", "iptables": false, "ip6tables": false, "log-level": "warn", "storage-driver": "btrfs",
+		"cgroup-parent": "/" + e.group(), "userns-remap": "warren-test",
+	}
+	if c.NoUserNamespaces {
+		delete(config, "userns-remap")
+	}
+	if !c.NoRuntimes {
+		runsc, err := testenv.Build(filepath.Join(testenv.Repo(e.t), ".cache", "testbin"), "runsc", "gvisor.dev/gvisor/runsc")
+		if err != nil {
+			return err
+		}
+		config["runtimes"] = map[string]any{"runsc": map[string]any{"path": runsc, "runtimeArgs": []string{"--platform=systrap"}}}
+	}
+	for k, v := range c.Daemon {
+		config[k] = v
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	size := c.DiskSize
+	if size == 0 {
+		size = 20 << 30 // a file with holes
+	}
+	if err := os.WriteFile(filepath.Join(e.Base, "disk"), nil, 0o600); err != nil {
+		return err
+	}
+	if err := os.Truncate(filepath.Join(e.Base, "disk"), size); err != nil {
+		return err
+	}
+	if out, err := exec.Command("mkfs.btrfs", "-q", filepath.Join(e.Base, "disk")).CombinedOutput(); err != nil {
+		return fmt.Errorf("mkfs.btrfs: %w\n%s", err, out)
+	}
+	ids := fmt.Sprintf("warren-test:%d:%d\n", IDBase, driver.IDCount)
+	for name, add := range map[string]string{
+		"etc/passwd": "warren-test:x:64999:64999::/:/bin/false\n", "etc/group": "warren-test:x:64999:\n", "etc/subuid": ids, "etc/subgid": ids,
+	} {
+		was, err := os.ReadFile("/" + name)
+		if err != nil && !os.IsNotExist(err) {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(e.Base, name), append(was, add...), 0o644); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(e.Base, "daemon.json"), text, 0o644)
+}
+
+// command has the engine's first process do something.
+func (e *Engine) command(word string) {
+	e.t.Helper()
+	if _, err := io.WriteString(e.control, word+"\n"); err != nil {
+		e.t.Fatalf("the engine's first process is gone: %v\n%s", err, e.Log())
+	}
+}
+
+// Run starts the engine's daemon, after Kill or Stop, and waits until it answers.
+func (e *Engine) Run() {
+	e.t.Helper()
+	e.command("start")
+	api := e.Client()
+	for until := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		_, err := api.Ping(ctx, client.PingOptions{})
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(until) {
+			e.t.Fatalf("the engine does not start: %v\n%s", err, e.Log())
+		}
+	}
+}
+
+// Kill ends the engine's daemon with SIGKILL; containers run on.
+func (e *Engine) Kill() { e.signal("kill") }
+
+// Stop ends the engine's daemon as an administrator would.
+func (e *Engine) Stop() { e.signal("stop") }
+
+func (e *Engine) signal(word string) {
+	e.t.Helper()
+	e.command(word)
+	name := filepath.Join(e.Base, "ended")
+	for until := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if os.Remove(name) == nil {
+			return
+		}
+		if time.Now().After(until) {
+			e.t.Fatalf("the engine does not end\n%s", e.Log())
+		}
+	}
+}
+
+// Client returns a client of the engine.
+func (e *Engine) Client() *client.Client {
+	e.t.Helper()
+	api, err := client.New(client.WithHost(e.Host))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { api.Close() })
+	return api
+}
+
+// Log returns the end of what the engine has said.
+func (e *Engine) Log() string {
+	text, _ := os.ReadFile(filepath.Join(e.Base, "log"))
+	return e.log.String() + string(text[max(0, len(text)-8000):])
+}
+
+// end ends everything and wants nothing to be left.
+func (e *Engine) end() {
+	if e.t.Failed() {
+		e.t.Logf("the engine said:\n%s", e.Log())
+	}
+	e.control.Close()
+	done := make(chan error, 1)
+	go func() { done <- e.outer.Wait() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			e.t.Errorf("end of the engine: %v\n%s", err, e.log.String())
+		}
+	case <-time.After(time.Minute):
+		e.t.Errorf("the engine's end takes too long\n%s", e.log.String())
+	}
+	if _, err := os.Lstat(e.Base); err == nil {
+		e.t.Errorf("left of the engine: %s", e.Base)
+	}
+	if b, _ := os.ReadFile("/proc/self/mountinfo"); strings.Contains(string(b), e.Base+"/") {
+		e.t.Errorf("the engine left mounts")
+	}
+	if left, _ := filepath.Glob("/sys/fs/cgroup/*/" + e.group()); len(left) > 0 {
+		e.t.Errorf("the engine left control groups: %v", left)
+	}
+}
+
+// Processes returns the host's processes of a container.
+func (e *Engine) Processes(container string) []int {
+	var pids []int
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil || !strings.Contains(string(text), container) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// imageName is the image of [Image] in its store.
+const imageName = "drivertest"
+
+// Image returns a small Debian root, bootstrapped once for all tests of a checkout.
+func Image(t testing.TB) driver.Root {
+	t.Helper()
+	testenv.NeedsTool(t, "mmdebstrap")
+	dir := filepath.Join(testenv.Repo(t), ".cache", "images")
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "bootstrap.lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	store, err := image.Open(image.Options{Dir: filepath.Join(dir, "store"), IDBase: driver.DiskIDBase})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	im, err := store.Resolve(t.Context(), imageName)
+	if err != nil {
+		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: imageName}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return im.Root
+}

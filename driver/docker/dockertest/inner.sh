@@ -1,0 +1,27 @@
+# The first process of an engine's namespaces. It starts and ends the daemon as told, and takes everything along when
+# standard input ends. $1 is the engine's directory.
+base=$1
+mount -t proc proc /proc &&
+	mount -t overlay -o "lowerdir=$base/etc:/etc" overlay /etc &&
+	mount -o loop "$base/disk" "$base/data" &&
+	mount -t tmpfs -o mode=755 tmpfs /run &&
+	ip link set lo up || exit 1
+daemon=
+while read -r word; do
+	case $word in
+	start)
+		dockerd --config-file "$base/daemon.json" --data-root "$base/data" --exec-root "$base/exec" -p "$base/docker.pid" \
+			-H "unix://$base/docker.sock" >>"$base/log" 2>&1 </dev/null &
+		daemon=$!
+		;;
+	kill | stop)
+		signal=KILL
+		[ "$word" = kill ] || signal=TERM
+		kill -$signal $daemon
+		wait $daemon
+		rm -f "$base/docker.pid"
+		: >"$base/ended"
+		;;
+	esac
+done
+exit 0

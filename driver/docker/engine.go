@@ -1,0 +1,276 @@
+//go:build linux
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/system"
+	"github.com/moby/moby/client"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+)
+
+// engine is what an engine says of itself.
+type engine struct {
+	info    system.Info
+	version string
+	asked   time.Time
+	// base is the host id that stands for a container's 0.
+	base uint32
+	// userns says that base is not an id of the host's own users.
+	userns   bool
+	findings []driver.Check
+}
+
+// engineAge is how long what an engine has said is believed. It can only change with the engine's own restart.
+const engineAge = 30 * time.Second
+
+// askEngine returns what the engine says of itself.
+func (d *Driver) askEngine(ctx context.Context) (*engine, error) {
+	if err := d.checkOpen(); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	e := d.engine
+	d.mu.Unlock()
+	if e != nil && time.Since(e.asked) < engineAge {
+		return e, nil
+	}
+	res, err := d.api.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return nil, d.engineError(ctx, err)
+	}
+	e = &engine{info: res.Info, version: d.api.ClientVersion(), asked: time.Now()}
+	e.ids()
+	e.judge()
+	d.mu.Lock()
+	d.engine = e
+	d.mu.Unlock()
+	return e, nil
+}
+
+// forgetEngine makes the next call ask again, after one that failed in a way that the profile may explain.
+func (d *Driver) forgetEngine() {
+	d.mu.Lock()
+	d.engine = nil
+	d.mu.Unlock()
+}
+
+// engineError gives an error of the engine's a kind.
+func (d *Driver) engineError(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
+		return ctx.Err()
+	case d.ctx.Err() != nil:
+		return d.checkOpen()
+	case client.IsErrConnectionFailed(err):
+		return fmt.Errorf("the engine at %s does not answer; start it, or set DOCKER_HOST: %w", d.host, warren.ErrUnavailable)
+	case strings.Contains(err.Error(), "no space left on device"):
+		return fmt.Errorf("the engine's disk is full: %w (%s)", warren.ErrExhausted, err)
+	case cerrdefs.IsNotFound(err), cerrdefs.IsConflict(err), cerrdefs.IsInvalidArgument(err):
+		return err // what it means depends on the call
+	}
+	// A stream that broke off, or an answer of a dying engine.
+	return fmt.Errorf("the engine says: %w (%s)", warren.ErrUnavailable, err)
+}
+
+// option returns a value of a security option, such as "name=seccomp,profile=default".
+func (e *engine) option(name, key string) (value string, ok bool) {
+	for _, o := range e.info.SecurityOptions {
+		fields := map[string]string{}
+		for f := range strings.SplitSeq(o, ",") {
+			k, v, _ := strings.Cut(f, "=")
+			fields[k] = v
+		}
+		if fields["name"] == name {
+			return fields[key], true
+		}
+	}
+	return "", false
+}
+
+// ids finds out which id of the host a container's root is. An engine with user namespaces says that it has them and not
+// which ids they map, but it keeps everything in a directory named for them.
+func (e *engine) ids() {
+	if _, ok := e.option("userns", "name"); !ok {
+		return
+	}
+	uid, gid, ok := strings.Cut(path.Base(e.info.DockerRootDir), ".")
+	if n, err := strconv.ParseUint(uid, 10, 32); ok && err == nil && uid == gid {
+		e.base, e.userns = uint32(n), true
+	}
+}
+
+func (e *engine) rootless() bool { _, ok := e.option("rootless", "name"); return ok }
+
+// minAPI is the least version of the engine's API that has what is used here.
+const minAPI = "1.41"
+
+// judge compares what the engine gives with what a sandbox is promised.
+func (e *engine) judge() {
+	add := func(name, status, message, hint string) {
+		e.findings = append(e.findings, driver.Check{Name: "docker " + name, Status: status, Message: message, Hint: hint})
+	}
+	ok := func(name, message string) { add(name, "ok", message, "") }
+	i := &e.info
+	if older(e.version, minAPI) {
+		add("engine", "fail", fmt.Sprintf("%s speaks API %s, older than %s", i.ServerVersion, e.version, minAPI), "install Docker 20.10 or newer, or Podman 4 or newer")
+	} else {
+		ok("engine", fmt.Sprintf("%s, API %s, runtimes %s", i.ServerVersion, e.version, strings.Join(e.runtimes(), " ")))
+	}
+	if profile, found := e.option("seccomp", "profile"); !found {
+		add("system calls", "fail", "the engine has no system call filter (seccomp)", "use a kernel with CONFIG_SECCOMP_FILTER=y and an engine built with seccomp")
+	} else if profile == "unconfined" {
+		add("system calls", "fail", "the engine's system call filter is switched off", `remove "seccomp-profile": "unconfined" from the engine's configuration`)
+	} else {
+		ok("system calls", "filtered, profile "+profile)
+	}
+	var missing []string
+	for _, l := range []struct {
+		name string
+		has  bool
+	}{{"memory", i.MemoryLimit}, {"processes (pids)", i.PidsLimit}, {"processors (cpu cfs quota)", i.CPUCfsQuota && i.CPUCfsPeriod}} {
+		if !l.has {
+			missing = append(missing, l.name)
+		}
+	}
+	if len(missing) > 0 {
+		add("limits", "fail", "the engine cannot limit "+strings.Join(missing, ", "), "give the engine those control groups; a rootless engine needs them delegated by systemd")
+	} else {
+		ok("limits", fmt.Sprintf("memory, processors and processes by cgroup v%s", version1(i.CgroupVersion)))
+	}
+	switch base, found := e.option("userns", "name"); {
+	case e.rootless():
+		add("user namespaces", "fail", "the engine is rootless: workspaces cannot be mapped into its containers", "use an engine that runs as root, with userns-remap")
+	case found && !e.userns:
+		add("user namespaces", "fail", fmt.Sprintf("the engine has them (%s), but which ids they map cannot be told from its directory %q", base, path.Base(i.DockerRootDir)), `set "userns-remap" to a user that has the same range in /etc/subuid and /etc/subgid`)
+	case e.userns:
+		ok("user namespaces", fmt.Sprintf("a container's root is id %d of the host", e.base))
+	default:
+		add("user namespaces", "warn", "a container's root is the host's root; sandboxes on runtimes without a kernel of their own are refused",
+			`set "userns-remap": "default" in the engine's configuration, use a runtime such as runsc, or accept it with docker.accept: [`+AcceptNoUserNamespace+`]`)
+	}
+	if why := e.noQuota(); why != "" {
+		add("disk limit", "warn", "the engine cannot limit what a container writes to its root: "+why+"; sandboxes are refused",
+			"put the engine's data on btrfs, zfs, or xfs mounted with pquota, or accept it with docker.accept: ["+AcceptNoDiskLimit+"]")
+	} else {
+		ok("disk limit", "storage driver "+i.Driver)
+	}
+}
+
+func version1(v string) string {
+	if v == "" {
+		return "1"
+	}
+	return v
+}
+
+// noQuota says why the engine cannot limit a container's disk, "" when it can.
+func (e *engine) noQuota() string {
+	switch e.info.Driver {
+	case "btrfs", "zfs":
+		return ""
+	case "overlay2", "overlay":
+		for _, s := range e.info.DriverStatus {
+			if s[0] == "Backing Filesystem" && s[1] != "xfs" {
+				return fmt.Sprintf("storage driver %s on %s", e.info.Driver, s[1])
+			}
+		}
+		return "" // xfs can, when mounted so; if not, the engine refuses the container and says why
+	}
+	return "storage driver " + e.info.Driver
+}
+
+func (e *engine) runtimes() []string { return slices.Sorted(maps.Keys(e.info.Runtimes)) }
+
+// ownKernel says whether a runtime, by its name or program, gives each container a kernel of its own.
+func ownKernel(name, program string) bool {
+	for _, s := range []string{name, path.Base(program)} {
+		for _, known := range []string{"runsc", "gvisor", "kata"} {
+			if strings.Contains(s, known) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// plan is what a sandbox gets from the engine.
+type plan struct {
+	runtime   string // "" is the engine's default
+	ownKernel bool
+	base      uint32
+	quota     bool
+}
+
+// plan decides how a sandbox would run, or why it must not.
+func (d *Driver) plan(e *engine, options map[string]string) (*plan, error) {
+	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == ""}
+	if r := options[optionRuntime]; r != "" {
+		p.runtime = r
+	}
+	name := p.runtime
+	if name == "" {
+		name = e.info.DefaultRuntime
+	}
+	r, known := e.info.Runtimes[name]
+	// A name like io.containerd.kata.v2 is looked up by containerd itself.
+	if !known && !strings.HasPrefix(name, "io.containerd.") {
+		return nil, fmt.Errorf("the engine has no runtime %q (it has %s); add it to the engine's configuration: %w", name, strings.Join(e.runtimes(), ", "), warren.ErrInvalid)
+	}
+	p.ownKernel = ownKernel(name, r.Path)
+	refuse := func(c driver.Check) error {
+		return fmt.Errorf("the engine gives less than a sandbox is promised: %s; %s: %w", c.Message, c.Hint, errors.ErrUnsupported)
+	}
+	for _, c := range e.findings {
+		switch {
+		case c.Status == "fail":
+			return nil, refuse(c)
+		case c.Status != "warn":
+		case c.Name == "docker user namespaces" && !p.ownKernel && !d.accepts(AcceptNoUserNamespace),
+			c.Name == "docker disk limit" && !d.accepts(AcceptNoDiskLimit):
+			return nil, refuse(c)
+		}
+	}
+	return p, nil
+}
+
+// older compares API versions such as 1.41.
+func older(a, b string) bool {
+	var am, an, bm, bn int
+	if n, _ := fmt.Sscanf(a, "%d.%d", &am, &an); n != 2 {
+		return false // an engine that does not say is found out by what it refuses
+	}
+	fmt.Sscanf(b, "%d.%d", &bm, &bn)
+	return am < bm || am == bm && an < bn
+}
+
+// Check looks at the engine, see [driver.Checker].
+func (d *Driver) Check(ctx context.Context) []driver.Check {
+	e, err := d.askEngine(ctx)
+	if err != nil {
+		return []driver.Check{{Name: "docker engine", Status: "fail", Message: err.Error(), Hint: "start Docker or Podman, or set DOCKER_HOST to its socket"}}
+	}
+	out := slices.Clone(e.findings)
+	for i := range out {
+		for finding, accepted := range map[string]string{"docker user namespaces": AcceptNoUserNamespace, "docker disk limit": AcceptNoDiskLimit} {
+			if out[i].Name == finding && out[i].Status == "warn" && d.accepts(accepted) {
+				out[i].Message = strings.TrimSuffix(strings.TrimSuffix(out[i].Message, "sandboxes are refused"), "; sandboxes on runtimes without a kernel of their own are refused") + " (accepted)"
+			}
+		}
+	}
+	return out
+}
