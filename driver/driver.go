@@ -219,6 +219,13 @@ type Check struct {
 	Hint string
 }
 
+// HostReplacer is a driver whose sandboxes cannot start from the host's own programs, so that another image stands for the
+// image "host".
+type HostReplacer interface {
+	// ReplaceHost says why, for people.
+	ReplaceHost() string
+}
+
 // Unwrapper is a driver around another, such as one that counts calls.
 type Unwrapper interface {
 	Unwrap() Driver

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -26,8 +27,12 @@ func (a *app) hostChecks(ctx context.Context) ([]check, error) {
 		checkDataDir(dir), checkConfig(dir), checkDisk(dir), checkCopy(dir), checkGit(ctx), checkBootstrap(),
 		checkPrograms(), checkDaemon(ctx, dir),
 	}
+	cfg, err := config.Load(config.Source{DataDir: dir})
+	if err != nil { // which is told above
+		cfg = config.Default(runtime.NumCPU(), 0)
+	}
 	for _, d := range drivers {
-		checks = append(checks, d.check(ctx)...)
+		checks = append(checks, d.check(ctx, cfg)...)
 	}
 	return checks, nil
 }

@@ -31,6 +31,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/driver/docker"
 	"github.com/warren-sandbox/warren/driver/gvisor"
 	"github.com/warren-sandbox/warren/internal/config"
 	"github.com/warren-sandbox/warren/internal/engine"
@@ -45,17 +46,18 @@ import (
 type driverEntry struct {
 	name string
 	// open opens it on its own directory below the data directory.
-	open func(dir string, log *slog.Logger) (driver.Driver, error)
+	open func(dir string, cfg config.Config, log *slog.Logger) (driver.Driver, error)
 	// check looks at the host without a daemon.
-	check func(ctx context.Context) []check
+	check func(ctx context.Context, cfg config.Config) []check
 }
 
 // drivers are all that this program knows.
 var drivers = []driverEntry{
 	{name: "gvisor", open: openGVisor, check: checkGVisor},
+	{name: "docker", open: openDocker, check: checkDocker},
 }
 
-func openGVisor(dir string, log *slog.Logger) (driver.Driver, error) {
+func openGVisor(dir string, _ config.Config, log *slog.Logger) (driver.Driver, error) {
 	runtime, err := findProgram("warren-runtime", "WARREN_RUNTIME")
 	if err != nil {
 		return nil, err
@@ -68,7 +70,7 @@ func openGVisor(dir string, log *slog.Logger) (driver.Driver, error) {
 }
 
 // checkGVisor opens the driver on a directory that is gone afterwards, so that it disturbs no daemon and leaves nothing.
-func checkGVisor(ctx context.Context) []check {
+func checkGVisor(ctx context.Context, cfg config.Config) []check {
 	failed := func(err error) []check {
 		return []check{{Name: "gvisor", Status: "fail", Message: err.Error(), Hint: "run as root, with warren-runtime and warren-guest beside warren"}}
 	}
@@ -77,7 +79,7 @@ func checkGVisor(ctx context.Context) []check {
 		return failed(err)
 	}
 	defer os.RemoveAll(dir)
-	d, err := openGVisor(dir, slog.New(slog.DiscardHandler))
+	d, err := openGVisor(dir, cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return failed(err)
 	}
@@ -86,6 +88,44 @@ func checkGVisor(ctx context.Context) []check {
 		return fromDriver(c.Check(ctx))
 	}
 	return nil
+}
+
+func openDocker(dir string, cfg config.Config, log *slog.Logger) (driver.Driver, error) {
+	guest, err := findProgram("warren-guest", "WARREN_GUEST")
+	if err != nil {
+		return nil, err
+	}
+	c := cfg.Docker
+	return docker.New(docker.Options{StateDir: dir, GuestPath: guest, Host: c.Host, Runtime: c.Runtime, Accept: c.Accept, Logger: log})
+}
+
+// checkDocker asks the engine that the driver would use. A machine without one lacks nothing that it needs, unless the
+// driver is what its sandboxes run on.
+func checkDocker(ctx context.Context, cfg config.Config) []check {
+	wanted := cfg.Driver == "docker"
+	dir, err := os.MkdirTemp("", "warren-doctor-")
+	if err != nil {
+		return []check{{Name: "docker engine", Status: "fail", Message: err.Error(), Hint: "free some space for temporary files"}}
+	}
+	defer os.RemoveAll(dir)
+	d, err := openDocker(dir, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		c := check{Name: "docker engine", Status: "fail", Message: err.Error(), Hint: "start Docker or Podman, or set docker.host or DOCKER_HOST to its socket"}
+		if !wanted && errors.Is(err, errors.ErrUnsupported) {
+			c.Status, c.Hint = "ok", ""
+			c.Message = "not used: " + c.Message
+		}
+		return []check{c}
+	}
+	defer d.Close()
+	c, _ := driver.As[driver.Checker](d)
+	out := fromDriver(c.Check(ctx))
+	for i := range out {
+		if out[i].Status == "fail" && !wanted {
+			out[i].Status = "warn"
+		}
+	}
+	return out
 }
 
 // closeDriver closes a driver, and ends the processes that it keeps for later when it has no sandbox.
@@ -343,12 +383,16 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	d.tend(ctx, cache)
 	opened := map[string]driver.Driver{}
 	for _, entry := range drivers {
-		dr, err := entry.open(filepath.Join(d.cfg.DataDir, "run", entry.name), d.log.With("driver", entry.name))
+		dr, err := entry.open(filepath.Join(d.cfg.DataDir, "run", entry.name), d.cfg, d.log.With("driver", entry.name))
 		if err != nil {
 			if entry.name == d.cfg.Driver {
 				return nil, err
 			}
-			d.log.Warn("a driver is not available", "driver", entry.name, "err", err)
+			level := slog.LevelWarn
+			if errors.Is(err, errors.ErrUnsupported) {
+				level = slog.LevelInfo // nobody has asked for it
+			}
+			d.log.Log(ctx, level, "a driver is not available", "driver", entry.name, "err", err)
 			continue
 		}
 		opened[entry.name] = dr

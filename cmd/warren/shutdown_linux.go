@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/config"
 )
 
 // stopTimeout is how long a daemon may take to end: it finishes what it is writing, and no more.
@@ -88,12 +89,16 @@ func removeUnrecorded(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	defer lock.Close()
+	cfg, err := config.Load(config.Source{DataDir: dir})
+	if err != nil {
+		return err
+	}
 	for _, entry := range drivers {
 		state := filepath.Join(dir, "run", entry.name)
 		if _, err := os.Stat(state); err != nil {
 			continue // it never ran one
 		}
-		d, err := entry.open(state, slog.New(slog.DiscardHandler))
+		d, err := entry.open(state, cfg, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return fmt.Errorf("driver %s: %w", entry.name, err)
 		}

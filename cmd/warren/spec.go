@@ -19,13 +19,13 @@ import (
 
 // specFlags are the flags that describe a sandbox, shared by run and create.
 type specFlags struct {
-	name, image, repo, workspace, driver, restart string
-	dirty, fetch, keepWorkspace                   bool
-	env, envFiles, mounts, labels, driverOptions  []string
-	cpu                                           config.CPUs
-	memory, disk                                  config.Size
-	pids                                          uint32
-	idleTimeout, ttl                              time.Duration
+	name, image, repo, workspace, driver, runtime, restart string
+	dirty, fetch, keepWorkspace                            bool
+	env, envFiles, mounts, labels, driverOptions           []string
+	cpu                                                    config.CPUs
+	memory, disk                                           config.Size
+	pids                                                   uint32
+	idleTimeout, ttl                                       time.Duration
 }
 
 func (f *specFlags) register(cmd *cobra.Command) {
@@ -49,7 +49,8 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.Uint32Var(&f.pids, "pids", 0, "processes and threads")
 	flags.StringArrayVar(&f.mounts, "mount", nil, "show a host directory: HOST:PATH, read-only, or HOST:PATH:rw")
 	flags.StringArrayVarP(&f.labels, "label", "l", nil, "label to find the sandbox by, as K=V")
-	flags.StringVar(&f.driver, "driver", "", "what runs the sandbox, such as gvisor")
+	flags.StringVar(&f.driver, "driver", "", "what runs the sandbox: gvisor or docker")
+	flags.StringVar(&f.runtime, "runtime", "", "runtime of the driver's engine, such as runsc; short for --driver-option runtime=NAME")
 	flags.StringArrayVar(&f.driverOptions, "driver-option", nil, "option of the driver, as K=V")
 	flags.StringVar(&f.restart, "restart", "", `"never", or "on-failure": a failed sandbox starts afresh at the next command`)
 	flags.DurationVar(&f.idleTimeout, "idle-timeout", 0, "remove the sandbox this long after its last call, such as 30m")
@@ -92,6 +93,9 @@ func (f *specFlags) spec(a *app) (warren.Spec, error) {
 	}
 	if spec.Labels, err = pairs("label", f.labels); err != nil {
 		return spec, err
+	}
+	if f.runtime != "" {
+		f.driverOptions = append(f.driverOptions, "runtime="+f.runtime)
 	}
 	spec.DriverOptions, err = pairs("driver-option", f.driverOptions)
 	return spec, err

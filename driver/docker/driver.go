@@ -49,7 +49,7 @@ const (
 )
 
 // Driver is the Docker driver. It implements [driver.Driver], [driver.Describer], [driver.Watcher],
-// [driver.Statser] and [driver.Checker].
+// [driver.Statser], [driver.Checker] and [driver.HostReplacer].
 type Driver struct {
 	opts   Options
 	host   string
@@ -75,6 +75,8 @@ var (
 	_ driver.Watcher   = (*Driver)(nil)
 	_ driver.Statser   = (*Driver)(nil)
 	_ driver.Checker   = (*Driver)(nil)
+
+	_ driver.HostReplacer = (*Driver)(nil)
 )
 
 // New opens the driver. It does not wait for the engine, which may be started later; without any sign of one it returns an error
@@ -169,6 +171,11 @@ func (d *Driver) Info() driver.Info {
 		return driver.Info{Name: "docker", Isolation: "container with a kernel of its own (Docker, " + d.opts.Runtime + ")", Boundary: "kernel"}
 	}
 	return driver.Info{Name: "docker", Isolation: "container on the host's kernel (Docker)", Boundary: "namespace"}
+}
+
+// ReplaceHost says why the host's programs are no root here, see [driver.HostReplacer].
+func (d *Driver) ReplaceHost() string {
+	return "a container starts from an image that its engine holds, and not from directories of the host"
 }
 
 // lock makes creates and deletes of one sandbox in this process take turns.

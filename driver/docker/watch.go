@@ -20,8 +20,12 @@ const watchRetry = 500 * time.Millisecond
 // Watch reports deaths, see [driver.Watcher]. It goes on across restarts of the engine: whenever its events begin anew, it
 // first looks who is dead.
 func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
+	if err := d.checkOpen(); err != nil {
+		return nil, err
+	}
+	// An engine that has gone is waited for.
 	first, err := d.list(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, warren.ErrUnavailable) {
 		return nil, fmt.Errorf("watch sandboxes: %w", err)
 	}
 	w := &watch{d: d, alive: map[string]warren.SandboxID{}, told: map[string]bool{}, news: make(chan driver.Status)}

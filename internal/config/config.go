@@ -38,6 +38,8 @@ type Config struct {
 	AllowMounts []string
 	// Driver and Image are for sandboxes that name none.
 	Driver, Image string
+	// Docker is how the docker driver finds and takes its engine.
+	Docker Docker
 	// Defaults are the limits of a sandbox that names none.
 	Defaults Limits
 	// Budgets limit what one user may hold at a time; 0 means no limit.
@@ -48,6 +50,16 @@ type Config struct {
 	LogLevel string
 	// LogFormat is text or json; empty means text on a terminal and json elsewhere.
 	LogFormat string
+}
+
+// Docker configures the docker driver.
+type Docker struct {
+	// Host is the engine's socket; empty means DOCKER_HOST, the current docker context, or the usual one.
+	Host string
+	// Runtime is for sandboxes that name none; empty means the engine's default.
+	Runtime string
+	// Accept names protections that the engine may lack.
+	Accept []string
 }
 
 // Limits of one sandbox.
@@ -127,6 +139,9 @@ var settings = []setting{
 	list("allow_mounts", "host directories that every user may mount from", func(c *Config) *[]string { return &c.AllowMounts }),
 	text("driver", "driver of sandboxes that name none", func(c *Config) *string { return &c.Driver }),
 	text("image", "image of sandboxes that name none", func(c *Config) *string { return &c.Image }),
+	text("docker.host", "socket of the docker driver's engine, instead of DOCKER_HOST or the current docker context", func(c *Config) *string { return &c.Docker.Host }),
+	text("docker.runtime", "the engine's runtime for sandboxes that name none, such as runsc", func(c *Config) *string { return &c.Docker.Runtime }),
+	list("docker.accept", "protections that the engine may lack: no-user-namespace, no-disk-limit", func(c *Config) *[]string { return &c.Docker.Accept }),
 	one("defaults.cpu", "processors of a sandbox", func(c *Config, v string) error { return c.Defaults.CPU.Set(v) }),
 	one("defaults.memory", "memory of a sandbox", func(c *Config, v string) error { return c.Defaults.Memory.Set(v) }),
 	one("defaults.disk", "bytes that a sandbox may write outside its workspace", func(c *Config, v string) error { return c.Defaults.Disk.Set(v) }),

@@ -449,8 +449,12 @@ func (m *making) gather(ctx context.Context) error {
 	e := m.e
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return m.step(gctx, "resolve image", func(ctx context.Context) (err error) {
-			m.image, err = e.useImage(ctx, m.sb, m.spec.Image)
+		return m.step(gctx, "resolve image", func(ctx context.Context) error {
+			ref, err := m.imageRef(ctx)
+			if err != nil {
+				return err
+			}
+			m.image, err = e.useImage(ctx, m.sb, ref)
 			return err
 		})
 	})

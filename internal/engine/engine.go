@@ -106,6 +106,8 @@ type Engine struct {
 	tokenIDs   map[string]*token
 	repos      removals[warren.RepoID]
 	images     removals[string]
+
+	standIn chan struct{} // held while the image that stands for the host's is made
 }
 
 // ownedName is a name in the name space of its owner.
@@ -135,6 +137,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		tokens:     map[[32]byte]*token{},
 		tokenIDs:   map[string]*token{},
 		instance:   randomHex(8),
+		standIn:    make(chan struct{}, 1),
 	}
 	e.ctx, e.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
@@ -176,7 +179,7 @@ func setDefaults(o *Options) {
 		o.Starts = runtime.GOMAXPROCS(0)
 	}
 	if o.DefaultImage == "" {
-		o.DefaultImage = "host"
+		o.DefaultImage = hostImage
 	}
 	def := func(v, to *time.Duration) {
 		if *v == 0 {

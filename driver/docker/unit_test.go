@@ -1,0 +1,314 @@
+//go:build linux
+
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/system"
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+func TestFindHost(t *testing.T) {
+	config := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(config, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meta := func(name string) string {
+		sum := sha256.Sum256([]byte(name))
+		return "contexts/meta/" + hex.EncodeToString(sum[:]) + "/meta.json"
+	}
+	write("config.json", `{"currentContext":"team","auths":{}}`)
+	write(meta("team"), `{"Name":"team","Endpoints":{"docker":{"Host":"unix:///run/team.sock"}}}`)
+	write(meta("far"), `{"Name":"far","Endpoints":{"docker":{"Host":"ssh://user@far"}}}`)
+	for name, tt := range map[string]struct {
+		configured string
+		env        map[string]string
+		want       string
+		err        error
+	}{
+		"configured":      {configured: "unix:///a", env: map[string]string{"DOCKER_HOST": "unix:///b"}, want: "unix:///a"},
+		"variable":        {env: map[string]string{"DOCKER_HOST": "unix:///b"}, want: "unix:///b"},
+		"current context": {want: "unix:///run/team.sock"},
+		"named context":   {env: map[string]string{"DOCKER_CONTEXT": "far"}, err: errors.ErrUnsupported},
+		"lost context":    {env: map[string]string{"DOCKER_CONTEXT": "lost"}, err: warren.ErrInvalid},
+		"another machine": {env: map[string]string{"DOCKER_HOST": "tcp://10.0.0.1:2376"}, err: errors.ErrUnsupported},
+	} {
+		getenv := func(k string) string {
+			if k == "DOCKER_CONFIG" {
+				return config
+			}
+			return tt.env[k]
+		}
+		if got, err := findHost(tt.configured, getenv); got != tt.want || !errors.Is(err, tt.err) {
+			t.Errorf("%s: %q, %v; want %q, %v", name, got, err, tt.want, tt.err)
+		}
+	}
+}
+
+// goodEngine is one that gives everything.
+func goodEngine() system.Info {
+	return system.Info{
+		ServerVersion: "27.0", Driver: "btrfs", DockerRootDir: "/var/lib/docker/100000.100000", CgroupVersion: "2",
+		MemoryLimit: true, PidsLimit: true, CPUCfsPeriod: true, CPUCfsQuota: true, DefaultRuntime: "runc",
+		SecurityOptions: []string{"name=seccomp,profile=builtin", "name=userns", "name=cgroupns"},
+		Runtimes:        map[string]system.RuntimeWithStatus{"runc": {}, "runsc": {}},
+	}
+}
+
+// TestProfile takes one protection after the other from an engine: each time a sandbox has to be refused.
+func TestProfile(t *testing.T) {
+	without := func(f func(*system.Info)) system.Info { i := goodEngine(); f(&i); return i }
+	noUserns := without(func(i *system.Info) { i.SecurityOptions = i.SecurityOptions[:1] })
+	noQuota := without(func(i *system.Info) {
+		i.Driver, i.DriverStatus = "overlay2", [][2]string{{"Backing Filesystem", "extfs"}}
+	})
+	for name, tt := range map[string]struct {
+		info    system.Info
+		version string
+		options map[string]string
+		accept  []string
+		err     error
+		says    string
+	}{
+		"all there":          {info: goodEngine()},
+		"another runtime":    {info: goodEngine(), options: map[string]string{"runtime": "runsc"}},
+		"runtime not there":  {info: goodEngine(), options: map[string]string{"runtime": "kata"}, err: warren.ErrInvalid, says: "runc, runsc"},
+		"old":                {info: goodEngine(), version: "1.39", err: errors.ErrUnsupported, says: "1.41"},
+		"no seccomp":         {info: without(func(i *system.Info) { i.SecurityOptions = i.SecurityOptions[1:] }), err: errors.ErrUnsupported, says: "seccomp"},
+		"seccomp off":        {info: without(func(i *system.Info) { i.SecurityOptions[0] = "name=seccomp,profile=unconfined" }), err: errors.ErrUnsupported, says: "switched off"},
+		"no pids limit":      {info: without(func(i *system.Info) { i.PidsLimit = false }), err: errors.ErrUnsupported, says: "pids"},
+		"no memory limit":    {info: without(func(i *system.Info) { i.MemoryLimit = false }), err: errors.ErrUnsupported, says: "memory"},
+		"no processor limit": {info: without(func(i *system.Info) { i.CPUCfsQuota = false }), err: errors.ErrUnsupported, says: "cpu"},
+		"rootless":           {info: without(func(i *system.Info) { i.SecurityOptions = append(i.SecurityOptions, "name=rootless") }), err: errors.ErrUnsupported, says: "rootless"},
+		"ids unknown":        {info: without(func(i *system.Info) { i.DockerRootDir = "/var/lib/docker" }), err: errors.ErrUnsupported, says: "which ids"},
+		"no userns":          {info: noUserns, err: errors.ErrUnsupported, says: "userns-remap"},
+		"no userns accepted": {info: noUserns, accept: []string{AcceptNoUserNamespace}},
+		"no userns, runsc":   {info: noUserns, options: map[string]string{"runtime": "runsc"}},
+		"no quota":           {info: noQuota, err: errors.ErrUnsupported, says: "overlay2 on extfs"},
+		"no quota accepted":  {info: noQuota, accept: []string{AcceptNoDiskLimit}},
+		"the wrong accepted": {info: noQuota, accept: []string{AcceptNoUserNamespace}, err: errors.ErrUnsupported, says: "disk"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			version := tt.version
+			if version == "" {
+				version = "1.47"
+			}
+			e := &engine{info: tt.info, version: version}
+			e.ids()
+			e.judge()
+			d := &Driver{opts: Options{Accept: tt.accept}}
+			p, err := d.plan(e, tt.options)
+			if !errors.Is(err, tt.err) || err != nil && !strings.Contains(err.Error(), tt.says) {
+				t.Fatalf("%v; want %v that says %q", err, tt.err, tt.says)
+			}
+			if err == nil && p.base != map[bool]uint32{true: 100000, false: 0}[e.userns] {
+				t.Errorf("a container's root is %d", p.base)
+			}
+			for _, f := range e.findings {
+				if f.Status != "ok" && f.Hint == "" {
+					t.Errorf("%s is %s without a hint", f.Name, f.Status)
+				}
+			}
+		})
+	}
+}
+
+// TestContainer looks at what the engine is asked for: nothing may widen the boundary.
+func TestContainer(t *testing.T) {
+	spec := &driver.Spec{
+		ID: "s1", Hostname: "box", Limits: driver.Limits{CPUMillis: 1500, Memory: 1 << 30, Disk: 5 << 30, PIDs: 77},
+		Env: []string{"A=b"}, Labels: map[string]string{"team": "x", labelInstallation: "forged"},
+	}
+	own := ownership{"0123456789abcdef"}
+	config, host := containerOf(spec, &plan{runtime: "runsc", quota: true}, "sha256:x", &stage{}, own.of(spec, "try"))
+	if host.Privileged || host.PublishAllPorts || len(host.PortBindings) > 0 || len(host.Devices) > 0 || len(host.Binds) > 0 || len(host.VolumesFrom) > 0 ||
+		host.PidMode != "" || host.UTSMode != "" || host.UsernsMode != "" || host.NetworkMode != "none" || host.IpcMode != "private" || host.CgroupnsMode != "private" {
+		t.Errorf("the container shares something with the host: %+v", host)
+	}
+	if !slices.Equal(host.CapDrop, []string{"ALL"}) || !slices.Equal(host.SecurityOpt, []string{"no-new-privileges"}) {
+		t.Errorf("capabilities %v, security options %v", host.CapDrop, host.SecurityOpt)
+	}
+	for _, c := range []string{"SYS_ADMIN", "NET_ADMIN", "NET_RAW", "SYS_MODULE", "MKNOD", "DAC_READ_SEARCH", "SYS_RAWIO", "BPF"} {
+		if slices.Contains(host.CapAdd, c) {
+			t.Errorf("the container has CAP_%s", c)
+		}
+	}
+	if host.CPUQuota != 150_000 || host.CPUPeriod != 100_000 || *host.PidsLimit != 77 || host.Memory < 1<<30 || host.MemorySwap != host.Memory ||
+		host.StorageOpt["size"] != "5368709120" {
+		t.Errorf("limits %+v, %v", host.Resources, host.StorageOpt)
+	}
+	if config.Labels[labelInstallation] != own.installation || config.Labels["team"] != "x" || config.Labels[labelSandbox] != "s1" {
+		t.Errorf("labels %v", config.Labels)
+	}
+}
+
+func TestOwns(t *testing.T) {
+	own := ownership{"0123456789abcdef"}
+	labels := func(installation, id string) map[string]string {
+		return map[string]string{labelInstallation: installation, labelSandbox: id}
+	}
+	for name, tt := range map[string]struct {
+		name   string
+		labels map[string]string
+		want   bool
+	}{
+		"ours":                 {"/warren-01234567-s1", labels(own.installation, "s1"), true},
+		"another installation": {"/warren-01234567-s1", labels("0123456700000000", "s1"), false},
+		"another sandbox":      {"/warren-01234567-s1", labels(own.installation, "s2"), false},
+		"another name":         {"/web", labels(own.installation, "s1"), false},
+		"only the name":        {"/warren-01234567-s1", nil, false},
+		"no id":                {"/warren-01234567-", labels(own.installation, ""), false},
+	} {
+		if _, got := own.owns(tt.name, tt.labels); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestExit(t *testing.T) {
+	for _, tt := range []struct {
+		state container.State
+		want  string
+	}{
+		{container.State{Status: "exited", ExitCode: 137, OOMKilled: true}, "oom"},
+		{container.State{Status: "exited", ExitCode: 137}, "killed"},
+		{container.State{Status: "exited", ExitCode: 143}, "killed"},
+		{container.State{Status: "exited", ExitCode: 1}, "exited"},
+		{container.State{Status: "exited", ExitCode: 0, OOMKilled: true}, "exited"}, // one of its processes was
+		{container.State{Status: "dead", ExitCode: 0}, "lost"},
+	} {
+		if got := exitOf(&tt.state); got.Reason != tt.want || got.Time.IsZero() {
+			t.Errorf("%+v: %+v, want %s", tt.state, got, tt.want)
+		}
+	}
+}
+
+func TestExecStream(t *testing.T) {
+	piece := func(kind byte, text string) []byte {
+		b := make([]byte, execHeader, execHeader+len(text))
+		b[0] = kind
+		binary.BigEndian.PutUint32(b[4:], uint32(len(text)))
+		return append(b, text...)
+	}
+	all := slices.Concat(piece(1, "one "), piece(2, "noise"), piece(1, ""), piece(1, "two"))
+	s := &execStream{r: bytes.NewReader(all)}
+	if got, err := io.ReadAll(s); string(got) != "one two" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := io.ReadAll(&execStream{r: bytes.NewReader(piece(7, "x"))}); err == nil {
+		t.Error("a piece of unknown kind passes")
+	}
+	if _, err := io.ReadAll(&execStream{r: bytes.NewReader(all[:len(all)-1])}); err == nil {
+		t.Error("a piece that is cut off passes")
+	}
+}
+
+func FuzzExecStream(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 2, 'h', 'i'})
+	f.Add([]byte{2, 0, 0, 0, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, _ := io.ReadAll(io.LimitReader(&execStream{r: bytes.NewReader(b)}, int64(len(b))+1))
+		if len(got) > len(b) {
+			t.Errorf("%d bytes came of %d", len(got), len(b))
+		}
+	})
+}
+
+// TestWriteLayer writes a layer with everything that a layer can have, twice with the same result.
+func TestWriteLayer(t *testing.T) {
+	testenv.NeedsRoot(t)
+	dir := filepath.Join(t.TempDir(), "layer")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.MkdirAll(filepath.Join(dir, "etc/opaque"), 0o755))
+	must(os.WriteFile(filepath.Join(dir, "etc/file"), []byte("text"), 0o644))
+	must(os.Chmod(filepath.Join(dir, "etc/file"), 0o755|os.ModeSetuid))
+	must(os.Link(filepath.Join(dir, "etc/file"), filepath.Join(dir, "etc/hard")))
+	must(os.Symlink("file", filepath.Join(dir, "etc/link")))
+	must(unix.Mknod(filepath.Join(dir, "etc/gone"), unix.S_IFCHR, 0))
+	must(unix.Mkfifo(filepath.Join(dir, "etc/fifo"), 0o600))
+	must(unix.Setxattr(filepath.Join(dir, "etc/opaque"), "trusted.overlay.opaque", []byte("y"), 0))
+	must(unix.Setxattr(filepath.Join(dir, "etc/file"), "user.note", []byte("v"), 0))
+	l, err := net.Listen("unix", filepath.Join(dir, "etc/socket"))
+	must(err)
+	defer l.Close()
+	must(filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, driver.DiskIDBase+7, driver.DiskIDBase+8))
+	}))
+	must(os.Chmod(filepath.Join(dir, "etc/file"), 0o755|os.ModeSetuid)) // which the change of owner took
+	must(os.Lchown(filepath.Join(dir, "etc/link"), 5, 5))
+
+	var first, second bytes.Buffer
+	layer := driver.Layer{Dir: dir, IDBase: driver.DiskIDBase}
+	must(writeLayer(t.Context(), &first, layer))
+	must(writeLayer(t.Context(), &second, layer))
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("the same directory gave two tars")
+	}
+	type entry struct {
+		Kind     byte
+		Mode     int64
+		UID, GID int
+		Link     string
+		Note     string
+	}
+	got := map[string]entry{}
+	for r := tar.NewReader(&first); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		must(err)
+		got[h.Name] = entry{h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.PAXRecords["SCHILY.xattr.user.note"]}
+	}
+	want := map[string]entry{
+		"./":                      {Kind: tar.TypeDir, Mode: 0o755, UID: 7, GID: 8},
+		"etc/":                    {Kind: tar.TypeDir, Mode: 0o755, UID: 7, GID: 8},
+		"etc/file":                {Kind: tar.TypeReg, Mode: 0o4755, UID: 7, GID: 8, Note: "v"},
+		"etc/hard":                {Kind: tar.TypeLink, Mode: 0o4755, UID: 7, GID: 8, Link: "etc/file"},
+		"etc/link":                {Kind: tar.TypeSymlink, Mode: 0o777, UID: 65534, GID: 65534, Link: "file"},
+		"etc/.wh.gone":            {Kind: tar.TypeReg, Mode: 0o600, UID: 7, GID: 8},
+		"etc/fifo":                {Kind: tar.TypeFifo, Mode: 0o600, UID: 7, GID: 8},
+		"etc/opaque/":             {Kind: tar.TypeDir, Mode: 0o755, UID: 7, GID: 8},
+		"etc/opaque/.wh..wh..opq": {Kind: tar.TypeReg, Mode: 0o600},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := writeLayer(gone, io.Discard, layer); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+}
