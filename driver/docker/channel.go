@@ -240,6 +240,9 @@ func (s *execStream) Read(p []byte) (int, error) {
 		}
 		n, err := s.r.Read(p)
 		s.left -= uint32(n)
+		if s.left > 0 && errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
 		return n, err
 	}
 }

@@ -104,8 +104,9 @@ func (e *Engine) prepare(c Config) error {
 	if err := os.Chmod(e.Base, 0o711); err != nil {
 		return err
 	}
-	for _, dir := range []string{"shared", "data", "exec", "etc"} {
-		if err := os.Mkdir(filepath.Join(e.Base, dir), 0o711); err != nil {
+	// The mode of etc becomes that of the engine's /etc.
+	for _, dir := range []string{"shared", "data", "exec", "etc", "etc-work"} {
+		if err := os.Mkdir(filepath.Join(e.Base, dir), 0o755); err != nil {
 			return err
 		}
 	}

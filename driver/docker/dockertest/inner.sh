@@ -2,7 +2,7 @@
 # standard input ends. $1 is the engine's directory.
 base=$1
 mount -t proc proc /proc &&
-	mount -t overlay -o "lowerdir=$base/etc:/etc" overlay /etc &&
+	mount -t overlay -o "lowerdir=/etc,upperdir=$base/etc,workdir=$base/etc-work" overlay /etc &&
 	mount -o loop "$base/disk" "$base/data" &&
 	mount -t tmpfs -o mode=755 tmpfs /run &&
 	ip link set lo up || exit 1
