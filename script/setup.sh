@@ -40,7 +40,6 @@ test)
 	need xz xz-utils
 	# The tests start engines of their own; apt starts none where policy-rc.d forbids it, and none of the tests asks it.
 	need dockerd docker.io
-	need mkfs.btrfs btrfs-progs
 	;;
 bench)
 	need bwrap bubblewrap

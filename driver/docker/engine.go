@@ -165,7 +165,7 @@ func (e *engine) judge() {
 	}
 	if why := e.noQuota(); why != "" {
 		add("disk limit", "warn", "the engine cannot limit what a container writes to its root: "+why+"; sandboxes are refused",
-			"put the engine's data on btrfs, zfs, or xfs mounted with pquota, or accept it with docker.accept: ["+AcceptNoDiskLimit+"]")
+			"put the engine's data on xfs mounted with pquota, or on zfs, or accept it with docker.accept: ["+AcceptNoDiskLimit+"]")
 	} else {
 		ok("disk limit", "storage driver "+i.Driver)
 	}
@@ -181,8 +181,10 @@ func version1(v string) string {
 // noQuota says why the engine cannot limit a container's disk, "" when it can.
 func (e *engine) noQuota() string {
 	switch e.info.Driver {
-	case "btrfs", "zfs":
+	case "zfs":
 		return ""
+	case "btrfs":
+		return "storage driver btrfs counts the image as well"
 	case "overlay2", "overlay":
 		for _, s := range e.info.DriverStatus {
 			if s[0] == "Backing Filesystem" && s[1] != "xfs" {

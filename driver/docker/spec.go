@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,6 +126,10 @@ func containerOf(spec *driver.Spec, p *plan, image string, s *stage, labels map[
 			CPUPeriod: cpuPeriod, CPUQuota: int64(spec.Limits.CPUMillis) * cpuPeriod / 1000,
 			PidsLimit: &pids,
 		},
+	}
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
+		// The engine switches IPv6 off where it has given no address, on loopback too.
+		host.Sysctls = map[string]string{"net.ipv6.conf.all.disable_ipv6": "0"}
 	}
 	if p.quota {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Limits.Disk, 10)}

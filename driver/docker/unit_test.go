@@ -75,7 +75,7 @@ func TestFindHost(t *testing.T) {
 // goodEngine is one that gives everything.
 func goodEngine() system.Info {
 	return system.Info{
-		ServerVersion: "27.0", Driver: "btrfs", DockerRootDir: "/var/lib/docker/100000.100000", CgroupVersion: "2",
+		ServerVersion: "27.0", Driver: "zfs", DockerRootDir: "/var/lib/docker/100000.100000", CgroupVersion: "2",
 		MemoryLimit: true, PidsLimit: true, CPUCfsPeriod: true, CPUCfsQuota: true, DefaultRuntime: "runc",
 		SecurityOptions: []string{"name=seccomp,profile=builtin", "name=userns", "name=cgroupns"},
 		Runtimes:        map[string]system.RuntimeWithStatus{"runc": {}, "runsc": {}},
@@ -114,6 +114,10 @@ func TestProfile(t *testing.T) {
 		"no quota":           {info: noQuota, err: errors.ErrUnsupported, says: "overlay2 on extfs"},
 		"no quota accepted":  {info: noQuota, accept: []string{AcceptNoDiskLimit}},
 		"the wrong accepted": {info: noQuota, accept: []string{AcceptNoUserNamespace}, err: errors.ErrUnsupported, says: "disk"},
+		"btrfs":              {info: without(func(i *system.Info) { i.Driver = "btrfs" }), err: errors.ErrUnsupported, says: "btrfs"},
+		"overlay2 on xfs": {info: without(func(i *system.Info) {
+			i.Driver, i.DriverStatus = "overlay2", [][2]string{{"Backing Filesystem", "xfs"}}
+		})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			version := tt.version

@@ -70,7 +70,7 @@ func Start(t testing.TB, c Config) *Engine {
 	t.Helper()
 	testenv.NeedsRoot(t)
 	testenv.NeedsMountNamespace(t)
-	testenv.NeedsTool(t, "dockerd", "containerd", "runc", "mkfs.btrfs", "unshare", "ip")
+	testenv.NeedsTool(t, "dockerd", "containerd", "runc", "mkfs.ext4", "unshare", "ip")
 	// The path is short: sockets lie below it.
 	base, err := os.MkdirTemp("", "wdk")
 	if err != nil {
@@ -111,7 +111,7 @@ func (e *Engine) prepare(c Config) error {
 		}
 	}
 	config := map[string]any{
-		"bridge": "none", "iptables": false, "ip6tables": false, "log-level": "warn", "storage-driver": "btrfs",
+		"bridge": "none", "iptables": false, "ip6tables": false, "log-level": "warn", "storage-driver": "overlay2",
 		"cgroup-parent": "/" + e.group(), "userns-remap": "warren-test",
 	}
 	if c.NoUserNamespaces {
@@ -141,7 +141,7 @@ func (e *Engine) prepare(c Config) error {
 	if err := os.Truncate(filepath.Join(e.Base, "disk"), size); err != nil {
 		return err
 	}
-	if out, err := exec.Command("mkfs.btrfs", "-q", filepath.Join(e.Base, "disk")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.ext4", "-q", filepath.Join(e.Base, "disk")).CombinedOutput(); err != nil {
 		return fmt.Errorf("mkfs.btrfs: %w\n%s", err, out)
 	}
 	ids := fmt.Sprintf("warren-test:%d:%d\n", IDBase, driver.IDCount)
@@ -266,7 +266,7 @@ func (e *Engine) Processes(container string) []int {
 }
 
 // imageName is the image of [Image] in its store.
-const imageName = "drivertest"
+const imageName = "dockertest"
 
 // Image returns a small Debian root, bootstrapped once for all tests of a checkout.
 func Image(t testing.TB) driver.Root {
@@ -291,7 +291,7 @@ func Image(t testing.TB) driver.Root {
 	t.Cleanup(func() { store.Close() })
 	im, err := store.Resolve(t.Context(), imageName)
 	if err != nil {
-		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: imageName}); err != nil {
+		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: imageName, Packages: []string{"git", "procps"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
