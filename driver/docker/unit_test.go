@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -156,7 +157,7 @@ func TestContainer(t *testing.T) {
 		host.PidMode != "" || host.UTSMode != "" || host.UsernsMode != "" || host.NetworkMode != "none" || host.IpcMode != "private" || host.CgroupnsMode != "private" {
 		t.Errorf("the container shares something with the host: %+v", host)
 	}
-	if !slices.Equal(host.CapDrop, []string{"ALL"}) || !slices.Equal(host.SecurityOpt, []string{"no-new-privileges"}) {
+	if !slices.Equal(host.CapDrop, []string{"ALL"}) || !slices.Equal(host.SecurityOpt, []string{"no-new-privileges", "seccomp=" + systemCallFilter()}) {
 		t.Errorf("capabilities %v, security options %v", host.CapDrop, host.SecurityOpt)
 	}
 	for _, c := range []string{"SYS_ADMIN", "NET_ADMIN", "NET_RAW", "SYS_MODULE", "MKNOD", "DAC_READ_SEARCH", "SYS_RAWIO", "BPF"} {
@@ -170,6 +171,53 @@ func TestContainer(t *testing.T) {
 	}
 	if config.Labels[labelInstallation] != own.installation || config.Labels["team"] != "x" || config.Labels[labelSandbox] != "s1" {
 		t.Errorf("labels %v", config.Labels)
+	}
+}
+
+// TestSystemCallFilter wants the filter to be a list of what is allowed, without what has no place in a sandbox.
+func TestSystemCallFilter(t *testing.T) {
+	var p struct {
+		DefaultAction string
+		Syscalls      []struct {
+			Names    []string
+			Action   string
+			Args     []struct{ Index, Value uint64 }
+			Includes *struct{ Caps []string }
+		}
+	}
+	if err := json.Unmarshal([]byte(systemCallFilter()), &p); err != nil {
+		t.Fatal(err)
+	}
+	if p.DefaultAction != "SCMP_ACT_ERRNO" {
+		t.Errorf("what is not named is %s", p.DefaultAction)
+	}
+	allowed := map[string]bool{}
+	sockets := 0
+	for _, s := range p.Syscalls {
+		for _, name := range s.Names {
+			if s.Action == "SCMP_ACT_ALLOW" && (s.Includes == nil || len(s.Includes.Caps) == 0) {
+				allowed[name] = true
+			}
+			if name == "socket" {
+				sockets++
+				if len(s.Args) == 0 || s.Args[0].Index != 0 {
+					t.Errorf("sockets of any kind are allowed: %+v", s)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"read", "openat", "execve", "clone", "epoll_wait", "socket", "ptrace"} {
+		if !allowed[name] {
+			t.Errorf("%s is not allowed", name)
+		}
+	}
+	for _, name := range []string{"io_uring_setup", "bpf", "userfaultfd", "keyctl", "mount", "unshare", "setns", "kexec_load", "init_module", "socketcall", "open_by_handle_at"} {
+		if allowed[name] {
+			t.Errorf("%s is allowed", name)
+		}
+	}
+	if sockets != len(allowedSockets) {
+		t.Errorf("%d rules for sockets, want %d", sockets, len(allowedSockets))
 	}
 }
 
