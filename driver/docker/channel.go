@@ -177,7 +177,22 @@ func (d *Driver) connect(ctx context.Context, id warren.SandboxID, g *guestChann
 		return nil, err
 	}
 	g.set(h)
+	go d.closeWith(c.ID, h)
 	return h, nil
+}
+
+// closeWith ends a channel when its container ends. The relay's streams do not always: an engine learns of the end of a second
+// process from the container's kernel, which may have been killed before it could say so.
+func (d *Driver) closeWith(container string, h *channel.Host) {
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	wait := d.api.ContainerWait(ctx, container, client.ContainerWaitOptions{})
+	select {
+	case <-wait.Result:
+	case <-wait.Error: // the engine has gone, and with it the stream
+	case <-h.Done():
+	}
+	h.Close()
 }
 
 // relay starts the guest's relay in a container and returns its standard streams.

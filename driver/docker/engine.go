@@ -169,6 +169,21 @@ func (e *engine) judge() {
 	} else {
 		ok("disk limit", "storage driver "+i.Driver)
 	}
+	if names := e.runsc(); len(names) > 0 {
+		add("gvisor", "warn", fmt.Sprintf("runtime %s hides from the engine what sandboxes write to their root; `warren stats` shows far too much", strings.Join(names, " ")),
+			`add "--overlay2=none" to its runtimeArgs in the engine's configuration`)
+	}
+}
+
+// runsc looks at how the engine runs gVisor. By default gVisor keeps what is written to the root to itself.
+func (e *engine) runsc() (names []string) {
+	for _, name := range e.runtimes() {
+		r := e.info.Runtimes[name]
+		if strings.Contains(path.Base(r.Path), "runsc") && !slices.Contains(r.Args, "--overlay2=none") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func version1(v string) string {

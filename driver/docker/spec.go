@@ -128,6 +128,13 @@ func containerOf(spec *driver.Spec, p *plan, image string, s *stage, labels map[
 			PidsLimit: &pids,
 		},
 	}
+	if p.ownKernel {
+		// Its kernel has threads of its own, which have to fit beside those of the processes in it; what may be in it is its own
+		// kernel's to count.
+		pids = 4*pids + 256
+		n := int64(spec.Limits.PIDs)
+		host.Ulimits = []*container.Ulimit{{Name: "nproc", Soft: n, Hard: n}}
+	}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
 		// The engine switches IPv6 off where it has given no address, on loopback too.
 		host.Sysctls = map[string]string{"net.ipv6.conf.all.disable_ipv6": "0"}

@@ -122,7 +122,7 @@ func (e *Engine) prepare(c Config) error {
 		if err != nil {
 			return err
 		}
-		config["runtimes"] = map[string]any{"runsc": map[string]any{"path": runsc, "runtimeArgs": []string{"--platform=systrap"}}}
+		config["runtimes"] = map[string]any{"runsc": map[string]any{"path": runsc, "runtimeArgs": []string{"--platform=systrap", "--overlay2=none"}}}
 	}
 	for k, v := range c.Daemon {
 		config[k] = v
