@@ -187,11 +187,20 @@ func (d *Driver) closeWith(container string, h *channel.Host) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	wait := d.api.ContainerWait(ctx, container, client.ContainerWaitOptions{})
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-h.Done():
+			cancel()
+		case <-stop:
+		}
+	}()
+	// One of the two always comes; the client would wait for ever for a result to be taken.
 	select {
 	case <-wait.Result:
-	case <-wait.Error: // the engine has gone, and with it the stream
-	case <-h.Done():
+	case <-wait.Error: // the engine has gone, and with it the stream; or it was the channel that ended
 	}
+	close(stop)
 	h.Close()
 }
 
