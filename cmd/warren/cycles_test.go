@@ -31,11 +31,17 @@ type home struct {
 func newHome(t *testing.T) *home {
 	t.Helper()
 	testenv.NeedsRoot(t)
-	bin := testenv.NeedsBinaries(t)
 	dir, err := os.MkdirTemp("", "warren-home-") // short, for the sockets in it
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newHomeIn(t, dir)
+}
+
+// newHomeIn is newHome in a directory that is there.
+func newHomeIn(t *testing.T, dir string) *home {
+	t.Helper()
+	bin := testenv.NeedsBinaries(t)
 	before, err := testenv.TakeSnapshot(dir)
 	if err != nil {
 		t.Fatal(err)

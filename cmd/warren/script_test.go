@@ -50,6 +50,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PATH", bin.Dir+string(os.PathListSeparator)+env.Getenv("PATH"))
 			env.Setenv("WARREN_HOME", home)
 			env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
+			env.Setenv("DOCKER_HOST", testenv.NoEngine)
 			env.Setenv("GIT_CONFIG_NOSYSTEM", "1")
 			for _, who := range []string{"AUTHOR", "COMMITTER"} {
 				env.Setenv("GIT_"+who+"_NAME", "Ada")

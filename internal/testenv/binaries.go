@@ -34,6 +34,7 @@ func NeedsBinaries(t testing.TB) Binaries {
 // NeedsBinary is [NeedsBinaries] for one program, such as "warren-guest"; the others are not built.
 func NeedsBinary(t testing.TB, name string) string {
 	t.Helper()
+	hideEngine()
 	builds.Lock()
 	b := builds.byName[name]
 	if b == nil {
@@ -47,6 +48,12 @@ func NeedsBinary(t testing.TB, name string) string {
 	}
 	return b.path
 }
+
+// NoEngine is an address that no driver takes for an engine's. A daemon that a test starts has no business with an engine of
+// the user's; NeedsBinary sets DOCKER_HOST to it, and tests that make up an environment of their own do.
+const NoEngine = "tcp://192.0.2.1:1"
+
+var hideEngine = sync.OnceFunc(func() { os.Setenv("DOCKER_HOST", NoEngine) })
 
 type build struct {
 	once sync.Once

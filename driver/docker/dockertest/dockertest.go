@@ -265,11 +265,18 @@ func (e *Engine) Processes(container string) []int {
 	return pids
 }
 
-// imageName is the image of [Image] in its store.
-const imageName = "dockertest"
+// ImageName is the image of [Image] in its store.
+const ImageName = "dockertest"
 
-// Image returns a small Debian root, bootstrapped once for all tests of a checkout.
+// Image returns a small Debian root with git in it, bootstrapped once for all tests of a checkout.
 func Image(t testing.TB) driver.Root {
+	t.Helper()
+	root, _ := ImageStore(t)
+	return root
+}
+
+// ImageStore is [Image] and the directory of its store, which may be copied.
+func ImageStore(t testing.TB) (driver.Root, string) {
 	t.Helper()
 	testenv.NeedsTool(t, "mmdebstrap")
 	dir := filepath.Join(testenv.Repo(t), ".cache", "images")
@@ -289,11 +296,11 @@ func Image(t testing.TB) driver.Root {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
-	im, err := store.Resolve(t.Context(), imageName)
+	im, err := store.Resolve(t.Context(), ImageName)
 	if err != nil {
-		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: imageName, Packages: []string{"git", "procps"}}); err != nil {
+		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: ImageName, Packages: []string{"git", "procps"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return im.Root
+	return im.Root, filepath.Join(dir, "store")
 }

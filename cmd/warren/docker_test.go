@@ -1,0 +1,136 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/warren-sandbox/warren/driver/docker/dockertest"
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+// newDockerHome is a data directory whose daemon uses an engine of the test's own, with the small image in its store.
+func newDockerHome(t *testing.T) *home {
+	t.Helper()
+	testenv.NeedsTool(t, "cp", "git")
+	_, store := dockertest.ImageStore(t)
+	engine := dockertest.Start(t, dockertest.Config{})
+	dir := filepath.Join(engine.Shared, "home")
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	h := newHomeIn(t, dir)
+	h.env = []string{"WARREN_DOCKER_HOST=" + engine.Host, "WARREN_DOCKER_ACCEPT=no-disk-limit"}
+	if out, err := exec.Command("cp", "-a", store, filepath.Join(dir, "images")).CombinedOutput(); err != nil {
+		t.Fatalf("copy the image store: %v\n%s", err, out)
+	}
+	return h
+}
+
+// gitRepo makes a repository with one commit.
+func gitRepo(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "README"), []byte("one\ntwo\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"init", "-q", "-b", "main"}, {"add", "."}, {"-c", "user.name=Ada", "-c", "user.email=ada@example.com", "commit", "-qm", "first"}} {
+		if out, err := exec.Command("git", append([]string{"-C", dir}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	return dir
+}
+
+// TestDockerSameResult does one job under each driver and goes on with each workspace under another: diffs and branches are
+// the same.
+func TestDockerSameResult(t *testing.T) {
+	h := newDockerHome(t)
+	repo := gitRepo(t)
+	with := map[string][]string{
+		"gvisor": {"--driver", "gvisor"},
+		"runc":   {"--driver", "docker"},
+		"runsc":  {"--driver", "docker", "--runtime", "runsc"},
+	}
+	diffs, trees := map[string]string{}, map[string]string{}
+	for name, next := range map[string]string{"gvisor": "runc", "runc": "runsc", "runsc": "gvisor"} {
+		create := append([]string{"create", "--name", name, "--image", dockertest.ImageName, "--repo", repo, "--keep-workspace"}, with[name]...)
+		h.warren(create...)
+		if got := h.warren("exec", name, "--", "sh", "-c", "id -un; pwd; git status --short; git log --format=%s"); got != "user\n/workspace\nfirst" {
+			t.Errorf("%s: %q", name, got)
+		}
+		h.warren("exec", name, "--", "sh", "-c", "echo three >> README; mkdir -p src; printf 'package main\\n' > src/main.go; chmod 755 src/main.go; ln -s README link")
+		diffs[name] = h.warren("diff", name)
+		workspace := h.field("inspect", name, "workspaceId")
+		h.warren("rm", name)
+		again := name + "-again"
+		h.warren(append([]string{"create", "--name", again, "--image", dockertest.ImageName, "--workspace", workspace}, with[next]...)...)
+		if got := h.warren("exec", again, "--", "git", "status", "--short"); got != "M README\n?? link\n?? src/" {
+			t.Errorf("%s, then %s: git sees %q", name, next, got)
+		}
+		h.warren("commit", again, "-m", "Edit", "--branch", "warren/"+name, "--author", "Ada <ada@example.com>")
+		mirror := h.field("repo", "ls", "path")
+		tree, err := exec.Command("git", "--git-dir="+mirror, "rev-parse", "warren/"+name+"^{tree}").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, tree)
+		}
+		trees[name] = string(tree)
+		h.warren("rm", again)
+		h.warren("workspace", "rm", workspace)
+	}
+	for name := range with {
+		if diffs[name] != diffs["gvisor"] || !strings.Contains(diffs[name], "+three") {
+			t.Errorf("the diff under %s is\n%s\nand under gvisor\n%s", name, diffs[name], diffs["gvisor"])
+		}
+		if trees[name] != trees["gvisor"] {
+			t.Errorf("the branch under %s has tree %s, under gvisor %s", name, trees[name], trees["gvisor"])
+		}
+	}
+}
+
+// field returns a field of what a command prints as JSON; there is one such object.
+func (h *home) field(args ...string) string {
+	h.t.Helper()
+	last := len(args) - 1
+	text := h.warren(append(args[:last:last], "--json")...)
+	_, rest, ok := strings.Cut(text, `"`+args[last]+`":"`)
+	value, _, ok2 := strings.Cut(rest, `"`)
+	if !ok || !ok2 {
+		h.t.Fatalf("warren %v has no %s:\n%s", args[:last], args[last], text)
+	}
+	return value
+}
+
+// TestDockerDaemonKilled kills the daemon while a command runs in a container: the next one finds the sandbox, and the command.
+func TestDockerDaemonKilled(t *testing.T) {
+	h := newDockerHome(t)
+	h.warren("create", "--name", "box", "--driver", "docker", "--image", dockertest.ImageName)
+	h.warren("exec", "box", "--", "sh", "-c", "echo kept > /tmp/file; sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid")
+	for range 2 {
+		if err := syscall.Kill(h.daemon(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if got := h.warren("exec", "box", "--", "sh", "-c", "cat /tmp/file; kill -0 $(cat /tmp/pid) && echo runs"); got != "kept\nruns" {
+			t.Errorf("after the daemon was killed: %q", got)
+		}
+	}
+	if got := h.warren("stats", "box", "--json"); !strings.Contains(got, `"memory`) {
+		t.Errorf("stats: %s", got)
+	}
+	cmd := h.command("create", "--driver", "docker", "--image", dockertest.ImageName, "--driver-option", "no-such=1")
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "known: runtime") {
+		t.Errorf("an unknown option: %v\n%s", err, out)
+	}
+	doctor := h.warren("doctor")
+	for _, want := range []string{"docker engine", "docker user namespaces", "docker disk limit"} {
+		if !strings.Contains(doctor, want) {
+			t.Errorf("the doctor says nothing of %q:\n%s", want, doctor)
+		}
+	}
+	h.warren("rm", "box")
+}
