@@ -136,25 +136,23 @@ func (d *Driver) createError(ctx context.Context, err error) error {
 func (d *Driver) undo(ctx context.Context, id warren.SandboxID, attempt string, made bool) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTime)
 	defer cancel()
-	for {
-		c, err := d.find(late, id)
-		if errors.Is(err, warren.ErrNotFound) || errors.Is(err, errForeign) {
-			return nil
-		}
-		if err != nil {
-			if !made {
-				return nil // the engine is gone; had it made something, List would say so
-			}
-			return fmt.Errorf("undo: %w", err)
-		}
-		if c.Config.Labels[labelAttempt] != attempt {
-			return nil // somebody else's
-		}
-		if err := d.remove(late, c.ID); err != nil {
-			return fmt.Errorf("undo: %w", err)
-		}
+	c, err := d.find(late, id)
+	if errors.Is(err, warren.ErrNotFound) || errors.Is(err, errForeign) {
 		return nil
 	}
+	if err != nil {
+		if !made {
+			return nil // the engine is gone; had it made something, List would say so
+		}
+		return fmt.Errorf("undo: %w", err)
+	}
+	if c.Config.Labels[labelAttempt] != attempt {
+		return nil // somebody else's
+	}
+	if err := d.remove(late, c.ID); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
 }
 
 // errForeign says that the name of a sandbox's container is that of another.
