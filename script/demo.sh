@@ -1,12 +1,22 @@
 #!/usr/bin/env bash
 # The main job on real input, with real output and the time of each step: from this very repository to a diff, through the death of the
 # sandbox, to a commit. Everything it makes is private to it and gone at its end, but for Go's build cache of earlier runs in .cache/demo.
+#
+#   script/demo.sh [--driver NAME] [--runtime NAME]
+#
+# What follows goes to every create; without it the sandboxes run under gVisor. With docker its engine has to run, and the docker command be there.
 set -euo pipefail
+how=("$@") driver=gvisor
+while [ $# -gt 0 ]; do
+	[ $# -ge 2 ] && [[ $1 = --driver || $1 = --runtime ]] || { echo "usage: script/demo.sh [--driver NAME] [--runtime NAME]" >&2; exit 2; }
+	[ "$1" != --driver ] || driver=$2
+	shift 2
+done
 cd "$(dirname "$0")/.."
 root=$PWD
 export PATH="$root/bin:$PATH"
 unset WARREN_URL WARREN_TOKEN
-WARREN_HOME=$(mktemp -d /tmp/warren-demo.XXXXXX)
+WARREN_HOME=$(mktemp -d "${TMPDIR:-/tmp}/warren-demo.XXXXXX")
 export WARREN_HOME
 began=$(date +%s%N)
 
@@ -46,9 +56,14 @@ show() {
 	"$@"
 }
 
-# The host's processes of one sandbox: those in the control group that carries its id.
+# The host's processes of one sandbox: those in the control group that carries its id, or its container's.
 pids_of() {
-	grep -ls "/$1\$" /proc/[0-9]*/cgroup | sed 's|^/proc/\([0-9]*\)/.*|\1|' || true
+	local group=$1
+	if [ "$driver" = docker ]; then
+		group=$(docker ps -aq --no-trunc --filter "label=dev.warren.sandbox=$1")
+		[ -n "$group" ] || return 0
+	fi
+	grep -lsE "/(docker-)?$group(\.scope)?\$" /proc/[0-9]*/cgroup | sed 's|^/proc/\([0-9]*\)/.*|\1|' || true
 }
 
 cleanup() {
@@ -74,7 +89,9 @@ GOFLAGS=-buildvcs=false
 CGO_ENABLED=0
 PATH=$(go env GOROOT)/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 END
-with=(--env-file "$WARREN_HOME/go.env" --mount "$modules:/home/user/go/pkg/mod:ro" --mount "$buildcache:/home/user/.cache/go-build:rw")
+with=("${how[@]}" --env-file "$WARREN_HOME/go.env" --mount "$modules:/home/user/go/pkg/mod:ro" --mount "$buildcache:/home/user/.cache/go-build:rw")
+# The image that stands for the host's with some drivers has no Go.
+[ "$driver" = gvisor ] || with+=(--mount "$(go env GOROOT):$(go env GOROOT):ro")
 vetted=(./internal/failpoint ./script/testsum ./internal/guest/channel)
 tested=(./internal/failpoint ./script/testsum)
 

@@ -134,3 +134,24 @@ func TestDockerDaemonKilled(t *testing.T) {
 	}
 	h.warren("rm", "box")
 }
+
+// TestDockerDemo is the demo on an engine of the test's own, with the image that stands for the host's.
+func TestDockerDemo(t *testing.T) {
+	testenv.NeedsLong(t, "WARREN_DEMO")
+	testenv.NeedsTool(t, "bash", "docker")
+	testenv.NeedsBinaries(t)
+	engine := dockertest.Start(t, dockertest.Config{})
+	cmd := exec.Command("script/demo.sh", "--driver", "docker")
+	cmd.Dir = testenv.Repo(t)
+	cmd.Env = append(os.Environ(), "TMPDIR="+engine.Shared, "DOCKER_HOST="+engine.Host, "WARREN_DOCKER_ACCEPT=no-disk-limit")
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"made inside", "+Edited in a sandbox.", "Ada: Edit from a sandbox", "no process, no mount, no workspace"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the demo does not show %q", want)
+		}
+	}
+}
