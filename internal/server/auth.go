@@ -39,15 +39,16 @@ func (s *Server) authenticate(w http.ResponseWriter, r *http.Request) (context.C
 		w.Header().Set("WWW-Authenticate", `Bearer realm="warren"`)
 		return nil, nil, &wire.Fault{Kind: unauthenticated, Message: "a bearer token is needed", Hint: "`warren token create` on the server makes one"}
 	}
-	source := sourceOf(r.RemoteAddr)
-	if wait := s.tries.wait(source); wait > 0 {
-		w.Header().Set("Retry-After", retryAfter(wait))
-		return nil, nil, &wire.Fault{Kind: wire.Of(warren.ErrExhausted), Message: "too many requests with bad tokens from this address", Hint: "try again later", Resource: "failed logins per address"}
-	}
+	// A good token passes whatever others at its address do: many share one, behind a proxy or on this host.
 	caller, err := s.engine.Authenticate(ctx, token)
 	if err != nil {
 		if k := wire.Judge(err, wire.Audience{}); k.Name != "denied" && k.Name != "not_found" && k.Name != "invalid" {
 			return nil, nil, s.judge(ctx, "authenticate", err)
+		}
+		source := sourceOf(r.RemoteAddr)
+		if wait := s.tries.wait(source); wait > 0 {
+			w.Header().Set("Retry-After", retryAfter(wait))
+			return nil, nil, &wire.Fault{Kind: wire.Of(warren.ErrExhausted), Message: "too many requests with bad tokens from this address", Hint: "try again later", Resource: "failed logins per address"}
 		}
 		s.tries.failed(source)
 		w.Header().Set("WWW-Authenticate", `Bearer realm="warren", error="invalid_token"`)
@@ -109,7 +110,7 @@ func newTries() *tries {
 	return &tries{sources: map[netip.Prefix]*rate.Limiter{}, now: time.Now}
 }
 
-// wait returns how long a source has to wait before it may try again.
+// wait returns how long a source has to wait before it is told again what its token is worth.
 func (t *tries) wait(source netip.Prefix) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
