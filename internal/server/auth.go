@@ -54,6 +54,9 @@ func (s *Server) authenticate(w http.ResponseWriter, r *http.Request) (context.C
 		w.Header().Set("WWW-Authenticate", `Bearer realm="warren", error="invalid_token"`)
 		return nil, nil, &wire.Fault{Kind: unauthenticated, Message: "the token is not valid", Hint: "it may have expired or been revoked"}
 	}
+	if p, ok := ctx.Value(placeKey).(*place); ok {
+		p.known()
+	}
 	ctx, cancel := s.tokens.hold(context.WithValue(ctx, callerKey, caller), token)
 	return ctx, cancel, nil
 }

@@ -6,8 +6,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/wire"
 )
 
@@ -80,37 +83,42 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serve checks a request and gives it to its handler.
 func (s *Server) serve(w *recorder, r *http.Request, req *request) {
 	if f := s.guard.check(r); f != nil {
-		f.Write(w, r)
+		s.refuse(w, r, f)
 		return
 	}
 	route := s.find(r.URL.EscapedPath())
 	if route != nil && route.open {
 		req.route = route.name
+		s.part(w)
 		route.handler.ServeHTTP(w, r)
 		return
 	}
 	ctx, cancel, fault := s.authenticate(w, r)
 	if fault != nil {
-		fault.Write(w, r)
+		s.refuse(w, r, fault)
 		return
 	}
 	defer cancel()
+	r = r.WithContext(ctx)
 	caller := callerOf(ctx)
 	req.user = caller.User
 	if !s.shares.take(caller.User) {
 		w.Header().Set("Retry-After", "1")
-		(&wire.Fault{
+		s.refuse(w, r, &wire.Fault{
 			Kind: wire.Of(warren.ErrExhausted), Message: fmt.Sprintf("more than %d requests under way", s.opts.MaxRequests),
 			Hint: "end some, or try again later", Resource: fmt.Sprintf("requests per user (limit %d)", s.opts.MaxRequests),
-		}).Write(w, r)
+		})
 		return
 	}
 	defer s.shares.give(caller.User)
 	if route == nil {
-		(&wire.Fault{Kind: wire.Of(warren.ErrNotFound), Message: "there is nothing at this path"}).Write(w, r)
+		s.refuse(w, r, &wire.Fault{Kind: wire.Of(warren.ErrNotFound), Message: "there is nothing at this path"})
 		return
 	}
 	req.route = route.name
+	if route.name != "port" && !uploads[r.URL.Path] {
+		s.bounded(w, r)
+	}
 	if route.name == "rpc" {
 		req.route = r.URL.Path
 		if _, known := procedures[r.URL.Path]; !known {
@@ -123,7 +131,56 @@ func (s *Server) serve(w *recorder, r *http.Request, req *request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
 	}
-	route.handler.ServeHTTP(w, r.WithContext(ctx))
+	route.handler.ServeHTTP(w, r)
+}
+
+// partingTime is how long a refused client may go on sending before its connection is cut. Cut at once, it would often lose the answer.
+const partingTime = 500 * time.Millisecond
+
+// part makes the answer the last of its connection, and keeps net/http from reading on in a body that may never come: before the
+// answer because the connection ends, after it because of the deadline.
+func (s *Server) part(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(partingTime))
+}
+
+// refuse answers a request that goes no further, whose body has not been looked at.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, f *wire.Fault) {
+	// HTTP/2 waits for no body.
+	if _, known := r.Context().Value(callerKey).(engine.Caller); !known || r.ProtoMajor == 1 && r.ContentLength != 0 {
+		s.part(w)
+	}
+	f.Write(w, r)
+}
+
+// bounded gives a request a time to deliver its body. What comes after the body may take longer.
+func (s *Server) bounded(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength == 0 {
+		return
+	}
+	control := http.NewResponseController(w)
+	if control.SetReadDeadline(time.Now().Add(s.opts.BodyTimeout)) == nil {
+		r.Body = &boundedBody{r.Body, control, w.Header()}
+	}
+}
+
+type boundedBody struct {
+	io.ReadCloser
+	control *http.ResponseController
+	header  http.Header
+}
+
+// Read implements io.Reader.
+func (b *boundedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	switch {
+	case err == io.EOF:
+		// net/http reads on, to notice when the caller goes away; that must not end with the deadline.
+		b.control.SetReadDeadline(time.Time{})
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		b.header.Set("Connection", "close")
+	}
+	return n, err
 }
 
 // finish tells the log and the trace how a request ended. Neither sees a header, a query or a body, in which secrets travel.

@@ -42,7 +42,7 @@ func (s *Server) ListenUnix(path string) (net.Listener, error) {
 		l.Close()
 		return nil, err
 	}
-	return l, nil
+	return newGate(l, unixLimits()), nil
 }
 
 // TCPOptions say how to listen on TCP. Every request over TCP needs a token.
@@ -51,6 +51,9 @@ type TCPOptions struct {
 	CertFile, KeyFile string
 	// Plaintext allows a listener that is not on loopback to go without TLS, such as behind a proxy that has it.
 	Plaintext bool
+	// MaxConns is how many connections may be open, and MaxPending how many of one address on which no token has been shown yet.
+	// Those beyond are closed at once. 0 means a quarter and a 32nd of the files that the process may have open.
+	MaxConns, MaxPending int
 }
 
 // ListenTCP listens on host:port. Who connects before the server serves waits.
@@ -80,6 +83,14 @@ func ListenTCP(address string, o TCPOptions) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	limits := tcpLimits()
+	if o.MaxConns > 0 {
+		limits.total = o.MaxConns
+	}
+	if o.MaxPending > 0 {
+		limits.perSource = o.MaxPending
+	}
+	l = newGate(l, limits)
 	if config != nil {
 		l = tls.NewListener(l, config)
 	}

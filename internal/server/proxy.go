@@ -68,18 +68,18 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	t, err := parseTarget(r.URL.EscapedPath())
 	if err != nil {
-		s.judge(ctx, "reach sandbox", err).Write(w, r)
+		s.refuse(w, r, s.judge(ctx, "reach sandbox", err))
 		return
 	}
 	requestOf(ctx).sandbox = t.ref
 	if t.port == warren.GuestPort && !guestPath(t) {
-		(&wire.Fault{Kind: wire.Of(warren.ErrDenied), Op: "reach sandbox", ID: t.ref, Message: "the guest's port carries its calls, and those that set it up are the server's alone"}).Write(w, r)
+		s.refuse(w, r, &wire.Fault{Kind: wire.Of(warren.ErrDenied), Op: "reach sandbox", ID: t.ref, Message: "the guest's port carries its calls, and those that set it up are the server's alone"})
 		return
 	}
 	// Each request is looked at: a pooled connection was dialled for an earlier one.
 	id, release, err := s.engine.Hold(ctx, callerOf(ctx), t.ref)
 	if err != nil {
-		s.judge(ctx, "reach sandbox", err).Write(w, r)
+		s.refuse(w, r, s.judge(ctx, "reach sandbox", err))
 		return
 	}
 	defer release()

@@ -48,6 +48,9 @@ func words(name string) string {
 	return strings.ToLower(b.String())
 }
 
+// uploads are the calls whose requests are streams.
+var uploads = map[string]bool{warrenv1connect.ImageServiceImportImageProcedure: true}
+
 // lasting are the calls that end when the caller or the server wishes, and not by themselves.
 var lasting = map[string]bool{warrenv1connect.SandboxServiceWatchEventsProcedure: true}
 

@@ -53,6 +53,11 @@ type Options struct {
 	MaxMessage int
 	// Heartbeat is how often a stream that has nothing to tell says so; 0 means 10 seconds.
 	Heartbeat time.Duration
+	// BodyTimeout is how long a call with one message may take to deliver it; 0 means a minute. Uploads, and what is carried
+	// into sandboxes, take what they take.
+	BodyTimeout time.Duration
+	// IdleTimeout is how long a connection may be without a request; 0 means two minutes.
+	IdleTimeout time.Duration
 	// OperatorName is the user that the daemon's own uid and root act as; empty means the daemon's user name.
 	OperatorName string
 	// Version and Commit are what GetVersion tells.
@@ -115,6 +120,12 @@ func New(o Options) (*Server, error) {
 	if o.Heartbeat == 0 {
 		o.Heartbeat = 10 * time.Second
 	}
+	if o.BodyTimeout == 0 {
+		o.BodyTimeout = time.Minute
+	}
+	if o.IdleTimeout == 0 {
+		o.IdleTimeout = 2 * time.Minute
+	}
 	if o.OperatorName == "" {
 		o.OperatorName = ownName()
 	}
@@ -141,9 +152,10 @@ func New(o Options) (*Server, error) {
 		Handler:           s,
 		Protocols:         &protocols,
 		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
+		IdleTimeout:       o.IdleTimeout,
 		MaxHeaderBytes:    64 << 10,
-		// No read or write timeouts: output streams for as long as its command runs, and uploads take what they take.
+		// No read or write timeouts for all: output streams for as long as its command runs, and uploads take what they take.
+		// See [Server.refuse] and [Server.bounded] for those who have shown no token, and for calls.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, SendPingTimeout: 30 * time.Second, PingTimeout: 30 * time.Second},
 		ErrorLog:    log.New(httpLog{s.log}, "", 0),
 		BaseContext: func(net.Listener) context.Context { return s.base },
@@ -245,14 +257,21 @@ type contextKey int
 
 const (
 	peerKey contextKey = iota
+	placeKey
 	callerKey
 	requestKey
 )
 
-// connContext notes who is at the other end of a connection, before its first request.
+// connContext notes who is at the other end of a connection, and which place it takes, before its first request.
 func connContext(ctx context.Context, c net.Conn) context.Context {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
+	}
+	if p := placeOf(c); p != nil {
+		ctx = context.WithValue(ctx, placeKey, p)
+	}
+	if u, ok := c.(*unixConn); ok {
+		c = u.UnixConn
 	}
 	if u, ok := c.(*net.UnixConn); ok {
 		uid, err := peerUID(u)
