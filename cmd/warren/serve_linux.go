@@ -204,7 +204,7 @@ Settings come from flags, WARREN_* variables, and warren.yaml in the data direct
 	}
 	flags.StringArrayVar(&hosts, "host", nil, "name by which requests may call the server")
 	flags.StringArrayVar(&origins, "origin", nil, "web origin whose pages may call the server")
-	flags.StringArrayVar(&mounts, "allow-mount", nil, "host directory that every user may mount from")
+	flags.StringArrayVar(&mounts, "allow-mount", nil, "host directory that every user may mount from, read-only; DIR:rw lets them write, unless it belongs to root")
 	return cmd
 }
 
@@ -398,6 +398,10 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		opened[entry.name] = dr
 		d.onClose(func() error { return closeDriver(context.Background(), dr) })
 	}
+	var allowed []engine.AllowedMount
+	for _, m := range d.cfg.AllowMounts {
+		allowed = append(allowed, engine.AllowedMount(m))
+	}
 	eng, err := engine.Open(ctx, engine.Options{
 		Store: records, Images: images{imageStore}, Repos: repos{cache}, Workspaces: workspaces{workspaceStore},
 		Drivers: opened, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
@@ -408,7 +412,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		Budgets: engine.Budgets{PerUser: engine.Budget{
 			Sandboxes: int(d.cfg.Budgets.Sandboxes), CPUMillis: int64(d.cfg.Budgets.CPU), Memory: int64(d.cfg.Budgets.Memory), Disk: int64(d.cfg.Budgets.Disk),
 		}},
-		AllowMounts: d.cfg.AllowMounts, DefaultIdleTimeout: d.cfg.IdleTimeout,
+		AllowMounts: allowed, DefaultIdleTimeout: d.cfg.IdleTimeout,
 		Logger: d.log, Tracer: tracer, Registerer: registry,
 	})
 	if err != nil {

@@ -35,7 +35,7 @@ type Config struct {
 	// Origins are the web origins whose pages may call the server.
 	Origins []string
 	// AllowMounts are host directories that every user may mount from; the daemon's own user may mount any.
-	AllowMounts []string
+	AllowMounts []AllowedMount
 	// Driver and Image are for sandboxes that name none.
 	Driver, Image string
 	// Docker is how the docker driver finds and takes its engine.
@@ -68,6 +68,19 @@ type Limits struct {
 	Memory Size
 	Disk   Size
 	PIDs   uint32
+}
+
+// AllowedMount is a host directory that every user may mount from, written DIR or DIR:ro, or DIR:rw where they may also write.
+type AllowedMount struct {
+	Dir      string
+	Writable bool
+}
+
+func allowedMount(v string) AllowedMount {
+	if dir, ok := strings.CutSuffix(v, ":rw"); ok {
+		return AllowedMount{Dir: dir, Writable: true}
+	}
+	return AllowedMount{Dir: strings.TrimSuffix(v, ":ro")}
 }
 
 // Budgets of one user.
@@ -136,7 +149,13 @@ var settings = []setting{
 	text("tls.key", "key file of the TCP address", func(c *Config) *string { return &c.TLSKey }),
 	list("hosts", "names by which requests may call the server", func(c *Config) *[]string { return &c.Hosts }),
 	list("origins", "web origins whose pages may call the server", func(c *Config) *[]string { return &c.Origins }),
-	list("allow_mounts", "host directories that every user may mount from", func(c *Config) *[]string { return &c.AllowMounts }),
+	{key: "allow_mounts", help: "host directories that every user may mount from, read-only; with DIR:rw also to write", list: true, set: func(c *Config, vs []string) error {
+		c.AllowMounts = nil
+		for _, v := range vs {
+			c.AllowMounts = append(c.AllowMounts, allowedMount(v))
+		}
+		return nil
+	}},
 	text("driver", "driver of sandboxes that name none", func(c *Config) *string { return &c.Driver }),
 	text("image", "image of sandboxes that name none", func(c *Config) *string { return &c.Image }),
 	text("docker.host", "socket of the docker driver's engine, instead of DOCKER_HOST or the current docker context", func(c *Config) *string { return &c.Docker.Host }),
@@ -339,9 +358,9 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	for _, dir := range c.AllowMounts {
-		if !filepath.IsAbs(dir) {
-			return fmt.Errorf("allow_mounts: %w: %q is not an absolute path", warren.ErrInvalid, dir)
+	for _, m := range c.AllowMounts {
+		if !filepath.IsAbs(m.Dir) {
+			return fmt.Errorf("allow_mounts: %w: %q is not an absolute path; want DIR, DIR:ro or DIR:rw", warren.ErrInvalid, m.Dir)
 		}
 	}
 	switch {

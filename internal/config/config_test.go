@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,7 +70,7 @@ func TestPrecedence(t *testing.T) {
 	write(t, filepath.Join(dir, "warren.yaml"), "driver: file\nimage: file\nidle_timeout: 30m\ndefaults:\n  memory: 1GiB\n  pids: 5\nallow_mounts: [/a, /b]\n")
 	c, err := Load(Source{
 		DataDir: dir,
-		Getenv:  env(map[string]string{"WARREN_IMAGE": "env", "WARREN_BUDGETS_CPU": "0", "WARREN_DEFAULTS_PIDS": "6", "WARREN_ALLOW_MOUNTS": "/c,/d"}),
+		Getenv:  env(map[string]string{"WARREN_IMAGE": "env", "WARREN_BUDGETS_CPU": "0", "WARREN_DEFAULTS_PIDS": "6", "WARREN_ALLOW_MOUNTS": "/c,/d:rw,/e:ro,/f:rw:ro"}),
 		Flags:   map[string][]string{"defaults.pids": {"7"}},
 	})
 	if err != nil {
@@ -78,8 +79,8 @@ func TestPrecedence(t *testing.T) {
 	if c.Driver != "file" || c.Image != "env" || c.Defaults.PIDs != 7 || c.Defaults.Memory != GiB || c.IdleTimeout != 30*time.Minute {
 		t.Errorf("got %+v", c)
 	}
-	if strings.Join(c.AllowMounts, " ") != "/c /d" {
-		t.Errorf("AllowMounts = %q", c.AllowMounts)
+	if want := []AllowedMount{{"/c", false}, {"/d", true}, {"/e", false}, {"/f:rw", false}}; !slices.Equal(c.AllowMounts, want) {
+		t.Errorf("AllowMounts = %v, want %v", c.AllowMounts, want)
 	}
 	if c.Defaults.Disk != 10*GiB {
 		t.Errorf("the default is gone: disk %v", c.Defaults.Disk)
@@ -101,6 +102,7 @@ func TestBadConfiguration(t *testing.T) {
 		{"no port", "listen: 127.0.0.1\n", "want ADDRESS:PORT"},
 		{"half of TLS", "listen: 127.0.0.1:1\ntls: {cert: /x}\n", "needed together"},
 		{"relative mount", "allow_mounts: [x]\n", "not an absolute path"},
+		{"relative writable mount", "allow_mounts: [\"x:rw\"]\n", `"x" is not an absolute path`},
 		{"level", "log: {level: loud}\n", "want debug"},
 		{"format", "log: {format: xml}\n", "want text or json"},
 		{"duration", "idle_timeout: soon\n", "want a duration"},

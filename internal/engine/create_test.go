@@ -16,12 +16,13 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/fake"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 func TestCreateRefuses(t *testing.T) {
 	r := newRig(t, func(o *Options) {
 		o.Max = driver.Limits{CPUMillis: 4000, Memory: 4 << 30, Disk: 20 << 30, PIDs: 10000}
-		o.AllowMounts = []string{"/usr/share"}
+		o.AllowMounts = []AllowedMount{{Dir: "/usr/share"}}
 	})
 	r.create(alice, Spec{Name: "taken"})
 	long := strings.Repeat("x", 300)
@@ -125,7 +126,7 @@ func TestMounts(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(allowed, "file"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, func(o *Options) { o.AllowMounts = []string{allowed} })
+	r := newRig(t, func(o *Options) { o.AllowMounts = []AllowedMount{{Dir: allowed}} })
 	for _, c := range []struct {
 		source string
 		caller Caller
@@ -152,6 +153,66 @@ func TestMounts(t *testing.T) {
 			r.delete(c.caller, string(sb.ID))
 		}
 	}
+	r.empty()
+}
+
+// TestWritableMounts lets others than the operator write only where it was said, and nowhere as root.
+func TestWritableMounts(t *testing.T) {
+	testenv.NeedsRoot(t)
+	dir := t.TempDir()
+	for d, uid := range map[string]int{"ro": 1234, "ro/rw": 1234, "rw": 1234, "rw/ro": 1234, "rw/root": 0, "rw/user": 1234, "root": 0, "root/user": 1234} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(filepath.Join(dir, d), uid, uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := newRig(t, func(o *Options) {
+		for d, writable := range map[string]bool{"ro": false, "ro/rw": true, "rw": true, "rw/ro": false, "root": true} {
+			o.AllowMounts = append(o.AllowMounts, AllowedMount{filepath.Join(dir, d), writable})
+		}
+	})
+	for _, c := range []struct {
+		source   string
+		caller   Caller
+		writable bool
+		want     string
+	}{
+		{"ro", alice, false, ""},
+		{"ro", alice, true, "read-only"},
+		{"ro/rw", alice, true, ""},
+		{"rw/ro", alice, false, ""},
+		{"rw/ro", alice, true, "read-only"},
+		{"rw", alice, true, "read-only"}, // it holds rw/ro
+		{"rw", alice, false, ""},
+		{"rw/user", alice, true, ""},
+		{"rw/root", alice, true, "belongs to root"},
+		{"rw/root", alice, false, ""},
+		{"root", alice, true, "belongs to root"},
+		{"root", alice, false, ""},
+		{"root/user", alice, true, ""},
+		{"ro", operator, true, ""},
+		{"root", operator, true, ""},
+	} {
+		sb, err := r.Create(context.Background(), c.caller, CreateRequest{Spec: Spec{Mounts: []Mount{{Source: filepath.Join(dir, c.source), Target: "/mnt/x", Writable: c.writable}}}}, nil)
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, warren.ErrDenied) || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s for %s, writable %v: %v, want %q", c.source, c.caller.User, c.writable, err, c.want)
+		}
+		if err == nil {
+			r.delete(c.caller, string(sb.ID))
+		}
+	}
+	// What has become root's since is refused by the next start.
+	source := filepath.Join(dir, "rw/user")
+	sb := r.create(alice, Spec{Mounts: []Mount{{Source: source, Target: "/mnt/x", Writable: true}}})
+	if err := os.Chown(source, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Restart(context.Background(), alice, string(sb.ID)); !errors.Is(err, warren.ErrDenied) {
+		t.Errorf("restart with a mount that belongs to root now: %v", err)
+	}
+	r.delete(alice, string(sb.ID))
 	r.empty()
 }
 
@@ -194,7 +255,7 @@ func TestMountSwap(t *testing.T) {
 	})
 	opened, refused, fooled := 0, 0, 0
 	for deadline := time.Now().Add(20 * time.Second); (opened+refused < 1000 || opened < 100 || refused == 0 || fooled == 0) && time.Now().Before(deadline); {
-		f, err := r.openSource(operator, source)
+		f, err := r.openSource(operator, Mount{Source: source})
 		if err != nil {
 			refused++
 		} else {

@@ -57,7 +57,7 @@ type Options struct {
 	Defaults, Max driver.Limits
 	Budgets       Budgets
 	// AllowMounts are host directories beneath which anyone may mount; an operator may mount any.
-	AllowMounts []string
+	AllowMounts []AllowedMount
 	// Starts is how many sandboxes start at the same time; 0 means GOMAXPROCS.
 	Starts int
 	// CreateTimeout bounds a create, its clone included; 0 means 30 minutes. BootTimeout bounds the driver's create and the

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -74,6 +73,43 @@ func beneath(p, dir string) bool {
 	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
 }
 
+// AllowedMount is a host directory beneath which anyone may mount.
+type AllowedMount struct {
+	Dir string
+	// Writable also lets them write, where the directory that they mount does not belong to root. Of two directories the one nearer
+	// to what is mounted decides.
+	Writable bool
+}
+
+// allowed returns the directory that lets a source be mounted, or an error when there is none or it is read-only.
+func (e *Engine) allowed(m Mount) (string, error) {
+	var best *AllowedMount
+	readOnlyWithin := false
+	for i := range e.opts.AllowMounts {
+		a := &AllowedMount{path.Clean(e.opts.AllowMounts[i].Dir), e.opts.AllowMounts[i].Writable}
+		if beneath(m.Source, a.Dir) && (best == nil || len(a.Dir) > len(best.Dir) || a.Dir == best.Dir && !a.Writable) {
+			best = a
+		}
+		readOnlyWithin = readOnlyWithin || !a.Writable && beneath(a.Dir, m.Source)
+	}
+	if best == nil {
+		return "", fmt.Errorf("mount source %s is not beneath a directory that the operator of this server allows: %w", quote(m.Source), warren.ErrDenied)
+	}
+	if m.Writable && (!best.Writable || readOnlyWithin) {
+		return "", fmt.Errorf("mount source %s is allowed read-only; mount it so, or ask the operator of this server for `--allow-mount %s:rw`: %w", quote(m.Source), m.Source, warren.ErrDenied)
+	}
+	return best.Dir, nil
+}
+
+// checkOwner refuses to let a user write as root: the sandbox's user stands for the owner of what is mounted, so its set-uid files
+// would be root's outside.
+func checkOwner(c Caller, m Mount, uid uint32) error {
+	if c.Operator || !m.Writable || uid != 0 {
+		return nil
+	}
+	return fmt.Errorf("mount source %s belongs to root, and what a sandbox wrote there would too; mount it read-only, or ask the operator of this server to give it to an ordinary user (chown): %w", quote(m.Source), warren.ErrDenied)
+}
+
 // openMounts opens the sources, so that what was checked is what gets mounted, whatever is renamed afterwards. The
 // caller closes them.
 func (e *Engine) openMounts(c Caller, mounts []Mount) (_ []driver.Mount, err error) {
@@ -84,7 +120,7 @@ func (e *Engine) openMounts(c Caller, mounts []Mount) (_ []driver.Mount, err err
 		}
 	}()
 	for _, m := range mounts {
-		f, err := e.openSource(c, m.Source)
+		f, err := e.openSource(c, m)
 		if err != nil {
 			return nil, err
 		}
@@ -92,6 +128,10 @@ func (e *Engine) openMounts(c Caller, mounts []Mount) (_ []driver.Mount, err err
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 			f.Close()
 			return nil, fmt.Errorf("mount source %s: %w", quote(m.Source), err)
+		}
+		if err := checkOwner(c, m, st.Uid); err != nil {
+			f.Close()
+			return nil, err
 		}
 		out = append(out, driver.Mount{Dir: f, Source: m.Source, Target: m.Target, Writable: m.Writable,
 			Owner: driver.Owner{User: true, UID: st.Uid, GID: st.Gid}})
@@ -110,7 +150,8 @@ func closeMounts(mounts []driver.Mount) {
 // openSource opens a directory without following any symbolic link on the way: a link could be turned elsewhere
 // between the check and the mount. A caller who is no operator gets only what is beneath an allowed directory, held by
 // the kernel (RESOLVE_BENEATH), and learns nothing of the rest.
-func (e *Engine) openSource(c Caller, source string) (*os.File, error) {
+func (e *Engine) openSource(c Caller, m Mount) (*os.File, error) {
+	source := m.Source
 	flags := uint64(unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NOFOLLOW)
 	if c.Operator {
 		fd, err := unix.Openat2(unix.AT_FDCWD, source, &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
@@ -119,11 +160,10 @@ func (e *Engine) openSource(c Caller, source string) (*os.File, error) {
 		}
 		return os.NewFile(uintptr(fd), source), nil
 	}
-	i := slices.IndexFunc(e.opts.AllowMounts, func(dir string) bool { return beneath(source, path.Clean(dir)) })
-	if i < 0 {
-		return nil, fmt.Errorf("mount source %s is not beneath a directory that the operator of this server allows: %w", quote(source), warren.ErrDenied)
+	root, err := e.allowed(m)
+	if err != nil {
+		return nil, err
 	}
-	root := path.Clean(e.opts.AllowMounts[i])
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, sourceError(root, err)
