@@ -26,7 +26,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/engine"
+	"github.com/warren-sandbox/warren/internal/wire"
 	"github.com/warren-sandbox/warren/proto/warren/v1/warrenv1connect"
 )
 
@@ -37,7 +39,7 @@ type Options struct {
 	Tracer trace.Tracer
 	// Registerer takes the server's own metrics; nil counts nothing.
 	Registerer prometheus.Registerer
-	// Metrics answers /metrics; nil answers 404.
+	// Metrics answers /metrics, which only the operator may read; nil answers 404.
 	Metrics http.Handler
 	// AllowedHosts are names, without port, under which the server may be addressed besides localhost and its own
 	// addresses. A request for another host is refused: it comes from a page whose name was pointed here.
@@ -202,7 +204,7 @@ func (s *Server) table() []route {
 	routes = append(routes, route{name: "port", path: sandboxesPath, handler: http.HandlerFunc(s.serveSandbox)})
 	routes = append(routes, route{name: "healthz", path: "/healthz", exact: true, open: true, handler: http.HandlerFunc(s.serveHealth)})
 	if s.opts.Metrics != nil {
-		routes = append(routes, route{name: "metrics", path: "/metrics", exact: true, handler: s.opts.Metrics})
+		routes = append(routes, route{name: "metrics", path: "/metrics", exact: true, handler: http.HandlerFunc(s.serveMetrics)})
 	}
 	return routes
 }
@@ -222,6 +224,18 @@ func (s *Server) find(path string) *route {
 func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// serveMetrics tells of all users together, and so is for none of them.
+func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
+	if !callerOf(r.Context()).Operator {
+		(&wire.Fault{
+			Kind: wire.Of(warren.ErrDenied), Op: "read metrics", Message: "only the server's operator may read its metrics",
+			Hint: "ask over the server's own socket, as its user",
+		}).Write(w, r)
+		return
+	}
+	s.opts.Metrics.ServeHTTP(w, r)
 }
 
 // Serve answers on a listener that [Server.ListenUnix] or [Server.ListenTCP] returned, until [Server.Shutdown].

@@ -176,6 +176,29 @@ func TestEveryRouteAuthenticates(t *testing.T) {
 	}
 }
 
+// TestMetricsForOperator keeps what is counted of all users from each of them.
+func TestMetricsForOperator(t *testing.T) {
+	s := servertest.New(t, func(o *server.Options) {
+		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "counters") })
+	})
+	base := s.TCP()
+	s.Engine.AddToken("good", "alice")
+	res := do(t, "GET", base+"/metrics", "good", "")
+	if body := text(res); res.StatusCode != 403 || strings.Contains(body, "counters") {
+		t.Errorf("a user gets %s %s", res.Status, body)
+	}
+	c := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", s.Socket) }}}
+	defer c.CloseIdleConnections()
+	res, err := c.Get("http://localhost/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if body := text(res); res.StatusCode != 200 || body != "counters" {
+		t.Errorf("the operator gets %s %s", res.Status, body)
+	}
+}
+
 func TestHostAndOrigin(t *testing.T) {
 	s := servertest.New(t, func(o *server.Options) {
 		o.AllowedHosts = []string{"warren.example.com"}
