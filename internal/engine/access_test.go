@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/warren-sandbox/warren"
@@ -75,5 +76,29 @@ func TestDeleteWithoutFiles(t *testing.T) {
 	}
 	if _, err := r.Get(t.Context(), alice, "box"); !errors.Is(err, warren.ErrNotFound) {
 		t.Errorf("after the delete: %v", err)
+	}
+}
+
+// What a refusal says is what to do about it.
+func TestRefusalTexts(t *testing.T) {
+	b := Budget{CPUMillis: 4000, Memory: 4 << 30, Disk: 1 << 40}
+	for _, c := range []struct {
+		have, more usage
+		want       string
+	}{
+		{usage{}, usage{memory: 8 << 30}, "the request is larger than the budget of memory per user (limit 4 GiB): 8 GiB asked for; ask for less"},
+		{usage{}, usage{cpu: math.MaxUint32}, "processors per user (limit 4 CPU): 4294967.295 CPU asked for"},
+		{usage{cpu: 3500}, usage{cpu: 1500}, "is used up: 3.5 CPU in use, 1.5 CPU more asked for; delete a sandbox"},
+		{usage{disk: 1 << 39}, usage{disk: math.MaxInt64}, "(limit 1 TiB): 8.0 EiB asked for"},
+		{usage{disk: 1 << 39}, usage{disk: 1 << 40}, "is used up: 512 GiB in use, 1 TiB more asked for"},
+	} {
+		if err := within(&c.have, c.more, b, "per user"); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v more than %+v: %v; want %q", c.more, c.have, err, c.want)
+		}
+	}
+	for _, what := range []string{"issue tokens", "pull images"} {
+		if err := operatorOnly(alice, what); !errors.Is(err, warren.ErrDenied) || strings.Contains(err.Error(), " is shared") || !strings.Contains(err.Error(), "only the operator of this server may "+what) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
@@ -100,11 +101,14 @@ func within(have *usage, more usage, b Budget, whose string) error {
 			return nil
 		}
 		r := fmt.Sprintf("%s %s (limit %s)", what, whose, show(limit))
+		if more > limit {
+			return &BudgetError{Resource: r, message: fmt.Sprintf("the request is larger than the budget of %s: %s asked for; ask for less: %v", r, show(more), warren.ErrExhausted)}
+		}
 		return &BudgetError{Resource: r, message: fmt.Sprintf("the budget of %s is used up: %s in use, %s more asked for; delete a sandbox (`warren rm`) or ask for less: %v",
 			r, show(have), show(more), warren.ErrExhausted)}
 	}
 	count := func(n int64) string { return fmt.Sprint(n) }
-	cpus := func(n int64) string { return fmt.Sprintf("%g CPU", float64(n)/1000) }
+	cpus := func(n int64) string { return processors(n) + " CPU" }
 	if err := check("sandboxes", int64(have.sandboxes), int64(more.sandboxes), int64(b.Sandboxes), count); err != nil {
 		return err
 	}
@@ -117,12 +121,15 @@ func within(have *usage, more usage, b Budget, whose string) error {
 	return check("disk", have.disk, more.disk, b.Disk, size)
 }
 
+// processors writes thousandths of a processor for people.
+func processors(millis int64) string { return strconv.FormatFloat(float64(millis)/1000, 'f', -1, 64) }
+
 // size writes bytes for people.
 func size(n int64) string {
 	for _, u := range []struct {
 		n    int64
 		name string
-	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+	}{{1 << 60, "EiB"}, {1 << 50, "PiB"}, {1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
 		if n >= u.n {
 			if n%u.n == 0 {
 				return fmt.Sprintf("%d %s", n/u.n, u.name)

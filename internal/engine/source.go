@@ -121,7 +121,7 @@ func operatorOnly(c Caller, what string) error {
 	if c.Operator {
 		return nil
 	}
-	return fmt.Errorf("%s is shared by all users of this server; only its operator may %s: %w", strings.Fields(what)[1], what, warren.ErrDenied)
+	return fmt.Errorf("only the operator of this server may %s, which concerns all its users: %w", what, warren.ErrDenied)
 }
 
 // DeleteRepo removes a repository that no workspace borrows from.

@@ -167,7 +167,7 @@ func (e *Engine) checkResources(r *Resources) error {
 	}
 	cpu, pids := int64(r.CPUMillis), int64(r.PIDs)
 	count := func(n int64) string { return fmt.Sprint(n) }
-	if err := fill("cpu", &cpu, int64(def.CPUMillis), 10, int64(most.CPUMillis), func(n int64) string { return fmt.Sprintf("%g", float64(n)/1000) }); err != nil {
+	if err := fill("cpu", &cpu, int64(def.CPUMillis), 10, int64(most.CPUMillis), processors); err != nil {
 		return err
 	}
 	if err := fill("pids", &pids, int64(def.PIDs), minPIDs, int64(most.PIDs), count); err != nil {
@@ -257,6 +257,18 @@ func local(url string) bool {
 	return !ok || strings.Contains(host, "/") || strings.HasPrefix(rest, ":") || strings.HasPrefix(rest, "//") || host == "file"
 }
 
+// foreignKind returns the scheme, or the transport helper with its double colon, that nobody may use, or "".
+func foreignKind(url string) string {
+	if helper, _, ok := strings.Cut(url, "::"); ok && !strings.ContainsAny(helper, "/[") {
+		return helper + "::"
+	}
+	scheme, _, ok := strings.Cut(url, "://")
+	if !ok || strings.Contains(scheme, "/") || scheme == "file" || !local(url) {
+		return ""
+	}
+	return scheme + "://"
+}
+
 func checkRepo(c Caller, r *RepoSource) error {
 	if r.URL == "" {
 		return invalid("repo", r.URL, "a URL or path is needed")
@@ -269,6 +281,9 @@ func checkRepo(c Caller, r *RepoSource) error {
 	}
 	if strings.HasPrefix(r.URL, "-") || strings.HasPrefix(r.Ref, "-") {
 		return invalid("repo", r.URL+"@"+r.Ref, "neither may begin with -")
+	}
+	if kind := foreignKind(r.URL); kind != "" {
+		return invalid("repo", r.URL, fmt.Sprintf("URLs of the kind %s are not allowed; give an https, http or ssh URL, or as the operator of this server an absolute path", quote(kind)))
 	}
 	if !local(r.URL) {
 		if r.Dirty {
