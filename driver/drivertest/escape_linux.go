@@ -62,7 +62,7 @@ var escapeCases = []escapeCase{
 	{id: "A21", what: "io_uring, bpf, userfaultfd, perf, keyrings, rare sockets, file handles", run: attackAs("root")},
 	{id: "A22", what: "random system calls", run: fuzzCalls},
 	{id: "A23", what: "syzkaller for 24 hours", notRun: "needs a day and its own images"},
-	{id: "A24", what: "read the guest's memory as the sandbox's user", run: attackAs("nobody")},
+	{id: "A24", what: "read or trace the guest as the sandbox's user and as root", run: attackAs("nobody", "root")},
 	{id: "A25", what: "find secrets of the daemon in any process's memory, as root", run: attackAs("root")},
 	{id: "A26", what: "run a blocked program under another name", notRun: "nothing claims to block a program by its name"},
 	{id: "A27", what: "learn of the host from /proc, /sys, dmesg, environment", run: attackAs("root")},

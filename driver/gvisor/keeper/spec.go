@@ -72,12 +72,13 @@ func (k *Keeper) configFor(spec *protocol.Spec) (*config.Config, error) {
 func filestoreDir(id string) string { return filepath.Join(sandboxDir(id), "disk") }
 
 // guestCapabilities is what root inside may do, to the gVisor kernel and nothing else: enough for sudo, package
-// managers and servers. It is Docker's default set without raw sockets. CAP_SYS_RESOURCE is for the guest alone, which lets
-// nothing that it starts have it: with it the guest can make a thread though root inside has used up all processes.
+// managers and servers. It is Docker's default set without raw sockets. CAP_SYS_RESOURCE and CAP_SYS_PTRACE are for
+// the guest alone, which lets nothing that it starts have them: with the first it can make a thread though root inside has
+// used up all processes, with the second it sees whose process listens on a port. Root inside could freeze it by ptrace.
 var guestCapabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
-	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
-	"CAP_SYS_RESOURCE",
+	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+	"CAP_SYS_RESOURCE", "CAP_SYS_PTRACE",
 }
 
 // ociSpec describes a sandbox to gVisor.

@@ -8,9 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spawner starts processes from an operating-system thread of its own. The guest may hold CAP_SYS_RESOURCE, by which the
-// sandbox's limit of processes does not stop it from making a thread when root inside has used the limit up; no process
-// that it starts may, so that thread has given the capability up, for itself and for what it executes.
+// spawner starts processes from an operating-system thread of its own. The guest may hold capabilities that no process which
+// it starts may have, see ownCapabilities, so that thread has given them up, for itself and for what it executes.
 type spawner chan spawnRequest
 
 type spawnRequest struct {
@@ -29,7 +28,7 @@ func newSpawner() spawner {
 	s := make(spawner)
 	go func() {
 		runtime.LockOSThread() // for ever: the thread is no good for anything else
-		err := dropResource()
+		err := dropOwn()
 		for r := range s {
 			out := spawned{err: err}
 			if err == nil {
@@ -48,25 +47,31 @@ func (s spawner) spawn(path string, argv []string, attr *syscall.ProcAttr) (int,
 	return r.pid, r.err
 }
 
-// dropResource takes CAP_SYS_RESOURCE from the calling thread.
-func dropResource() error {
-	const word, bit = unix.CAP_SYS_RESOURCE / 32, uint32(1) << (unix.CAP_SYS_RESOURCE % 32)
+// ownCapabilities are for the guest alone. By CAP_SYS_RESOURCE the sandbox's limit of processes does not stop it from making a
+// thread when root inside has used the limit up. By CAP_SYS_PTRACE it sees which process holds a port; root inside could
+// stop the guest itself with it, and read its memory.
+var ownCapabilities = []uint{unix.CAP_SYS_RESOURCE, unix.CAP_SYS_PTRACE}
+
+// dropOwn takes ownCapabilities from the calling thread.
+func dropOwn() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
 		return fmt.Errorf("read the capabilities: %w", err)
 	}
-	c := &data[word]
-	if c.Effective&bit|c.Permitted&bit|c.Inheritable&bit == 0 {
-		return nil
+	for _, c := range ownCapabilities {
+		set, bit := &data[c/32], uint32(1)<<(c%32)
+		if set.Effective&bit|set.Permitted&bit|set.Inheritable&bit == 0 {
+			continue
+		}
+		// A program that root executes gets what is in the bounding set.
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
+		}
+		set.Effective, set.Permitted, set.Inheritable = set.Effective&^bit, set.Permitted&^bit, set.Inheritable&^bit
 	}
-	// A program that root executes gets what is in the bounding set.
-	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_RESOURCE, 0, 0, 0); err != nil {
-		return fmt.Errorf("drop CAP_SYS_RESOURCE from the bounding set: %w", err)
-	}
-	c.Effective, c.Permitted, c.Inheritable = c.Effective&^bit, c.Permitted&^bit, c.Inheritable&^bit
 	if err := unix.Capset(&header, &data[0]); err != nil {
-		return fmt.Errorf("drop CAP_SYS_RESOURCE: %w", err)
+		return fmt.Errorf("drop the guest's own capabilities: %w", err)
 	}
 	return nil
 }
