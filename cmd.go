@@ -317,29 +317,32 @@ func (c *Cmd) open(ctx context.Context, req *process.StartRequest) (*output, err
 	fresh := true
 	var st *output
 	err := c.sb.c.again(ctx, func() error {
+		var e event
 		var err error
-		if fresh {
-			st, err = c.sb.guest.start(c.stream, c.User, req)
-		} else {
-			st, err = c.sb.guest.attach(c.stream, c.Process.selector(), 0, false)
-		}
-		if err != nil {
-			return err
-		}
-		e, err := st.first(ctx)
+		st, e, err = c.connect(ctx, func(ctx context.Context) (*output, error) {
+			if fresh {
+				return c.sb.guest.start(ctx, c.User, req)
+			}
+			return c.sb.guest.attach(ctx, c.Process.selector(), 0, false)
+		})
 		if err == nil {
 			c.Process.Pid = e.pid
 			return nil
 		}
-		st.close()
 		switch {
 		case ctx.Err() != nil:
-			// It may run by now.
+			// It may run by now. Who waits is not kept long by a guest that does not answer.
+			p, killed := c.Process, make(chan struct{})
 			go func() {
+				defer close(killed)
 				quit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 				defer cancel()
-				c.Process.Kill(quit)
+				p.Kill(quit)
 			}()
+			select {
+			case <-killed:
+			case <-time.After(time.Second):
+			}
 			return giveUp{ctx.Err()}
 		case fresh && broken(err) && !refused(err):
 			// Without a name of its own the process cannot be told from another.
@@ -359,6 +362,28 @@ func (c *Cmd) open(ctx context.Context, req *process.StartRequest) (*output, err
 		return nil, err
 	}
 	return st, nil
+}
+
+// connect opens a stream of output, which ends with c.stream, and returns it with its first event. The end of ctx ends the wait
+// for them.
+func (c *Cmd) connect(ctx context.Context, open func(context.Context) (*output, error)) (*output, event, error) {
+	sctx, cut := context.WithCancel(c.stream)
+	stop := context.AfterFunc(ctx, cut)
+	st, err := open(sctx)
+	if err != nil {
+		cut()
+		return nil, event{}, err
+	}
+	e, err := st.first(ctx)
+	if err == nil && !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		cut()
+		st.close()
+		return nil, event{}, err
+	}
+	return st, e, nil
 }
 
 // follow reads events until the end of the process, and returns the stream that told it.
@@ -613,7 +638,7 @@ func (c *Cmd) send(b []byte) error {
 
 // inputFailed ends a process whose input has a hole: what it would make of the rest is worse than nothing.
 func (c *Cmd) inputFailed(err error) {
-	if c.stream.Err() != nil || !broken(err) {
+	if c.stream.Err() != nil || !broken(err) && !silent(err) {
 		// The process has ended or closed its input, which is no failure of the input.
 		return
 	}
@@ -655,16 +680,16 @@ func (s *Sandbox) Attach(ctx context.Context, o AttachOptions) (*Cmd, error) {
 	var e event
 	err := s.c.again(ctx, func() error {
 		var err error
-		if st, err = s.guest.attach(c.stream, p.selector(), o.From, o.NoFollow); err != nil {
-			return err
-		}
-		if e, err = st.first(ctx); err != nil {
-			st.close()
-		}
+		st, e, err = c.connect(ctx, func(ctx context.Context) (*output, error) {
+			return s.guest.attach(ctx, p.selector(), o.From, o.NoFollow)
+		})
 		return err
 	})
 	if err != nil {
 		c.stop()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		return nil, err
 	}
 	p.Pid, p.tag = e.pid, e.tag

@@ -498,3 +498,21 @@ func BenchmarkCmdThroughput(b *testing.B) {
 		}
 	}
 }
+
+// TestStartSilent starts a command, and attaches to one, where nothing answers: the end of the context ends the wait.
+func TestStartSilent(t *testing.T) {
+	s, sb := newSandbox(t)
+	s.Engine.Freeze()
+	for name, start := range map[string]func(context.Context) error{
+		"start":  func(ctx context.Context) error { return sb.Command("true").Start(ctx) },
+		"attach": func(ctx context.Context) error { _, err := sb.Attach(ctx, warren.AttachOptions{PID: 7}); return err },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		began := time.Now()
+		err := start(ctx)
+		cancel()
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 5*time.Second {
+			t.Errorf("%s: %v after %v", name, err, took)
+		}
+	}
+}

@@ -25,12 +25,22 @@ type Error struct {
 	ID string
 	// Hint says what to do about it, if something can be done.
 	Hint string
-	// Resource is the budget or resource that was used up, such as "sandboxes per user (limit 20)".
+	// Resource is the budget or resource that was used up, such as "sandboxes per user (limit 20)", or [ResourceGuest].
 	Resource string
 	// Message says what went wrong. It may be empty when Err is set.
 	Message string
 	// Err is the cause, where the failure happened. It does not cross the wire.
 	Err error
+}
+
+// ResourceGuest is the Resource of an error that says that the guest of a sandbox does not answer. Its kind is "unavailable", but
+// this client does not ask again on its own: who is root inside may have stopped the guest for good.
+const ResourceGuest = "guest"
+
+// silent reports whether err says that a guest does not answer.
+func silent(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Kind == "unavailable" && e.Resource == ResourceGuest
 }
 
 // kinds pairs each kind with what it matches.
@@ -195,5 +205,5 @@ func kindOfCode(c connect.Code) string {
 
 // broken reports whether err says that the connection, not the server, failed, or that the server asks to come again.
 func broken(err error) bool {
-	return err != nil && errors.Is(err, ErrUnavailable)
+	return err != nil && errors.Is(err, ErrUnavailable) && !silent(err)
 }

@@ -63,6 +63,8 @@ type Options struct {
 	// CreateTimeout bounds a create, its clone included; 0 means 30 minutes. BootTimeout bounds the driver's create and the
 	// guest's answer; 0 means 2 minutes. DeleteTimeout bounds one attempt to delete; 0 means 1 minute.
 	CreateTimeout, BootTimeout, DeleteTimeout time.Duration
+	// DialTimeout bounds how long a running sandbox may take to connect to one of its ports; 0 means 30 seconds.
+	DialTimeout time.Duration
 	// DefaultIdleTimeout applies to sandboxes whose spec has none; 0 means none.
 	DefaultIdleTimeout time.Duration
 	Logger             *slog.Logger
@@ -189,6 +191,8 @@ func setDefaults(o *Options) {
 	half, two, one := 30*time.Minute, 2*time.Minute, time.Minute
 	def(&o.CreateTimeout, &half)
 	def(&o.BootTimeout, &two)
+	wait := dialWait
+	def(&o.DialTimeout, &wait)
 	def(&o.DeleteTimeout, &one)
 	if o.Defaults.CPUMillis == 0 {
 		o.Defaults.CPUMillis = 2000

@@ -59,7 +59,7 @@ func (e *Engine) deadline(sb *sandbox) (at int64, why string) {
 	}
 	if sb.row.Idle > 0 {
 		last := sb.active
-		if sb.uses > 0 {
+		if sb.inUse() {
 			last = e.line.now()
 		}
 		if idle := last + int64(sb.row.Idle); at == 0 || idle < at {
@@ -159,8 +159,8 @@ func (e *Engine) saveActivity(ctx context.Context) error {
 	var used []use
 	e.mu.Lock()
 	for _, sb := range e.boxes {
-		if sb.stored && (sb.active >= since || sb.uses > 0) && sb.state() == Running {
-			if sb.uses > 0 {
+		if sb.stored && (sb.active >= since || sb.inUse()) && sb.state() == Running {
+			if sb.inUse() {
 				sb.row.LastActive = e.clock.Now()
 			}
 			used = append(used, use{sb.row.ID, sb.row.LastActive})

@@ -23,10 +23,13 @@ type sandbox struct {
 	spec   *Spec
 	op     *operation // the one that holds it, if any
 
-	uses   int32 // calls and connections under way
-	active int64 // line reading of the last use
-	timer  int   // index in Engine.timers, -1 when it has none
-	born   int64 // line reading of the start of this execution
+	uses int32 // calls and connections under way
+	// answered are those of uses that got an answer; silent says that the guest gave none lately, see Use.
+	answered int32
+	silent   bool
+	active   int64 // line reading of the last use
+	timer    int   // index in Engine.timers, -1 when it has none
+	born     int64 // line reading of the start of this execution
 
 	marked    bool  // the first command was recorded
 	failures  int   // executions that failed soon after their start, in a row
@@ -252,7 +255,7 @@ func (e *Engine) view(sb *sandbox) *Sandbox {
 		Driver: r.Driver, Limits: sb.limits(), Labels: maps.Clone(r.Labels), Created: r.Created, LastActive: r.LastActive,
 		Generation: r.Generation, Owner: r.Owner, Network: "none",
 	}
-	if sb.uses > 0 {
+	if sb.inUse() {
 		v.LastActive = e.clock.Now()
 	}
 	if at, _ := e.deadline(sb); at != 0 {

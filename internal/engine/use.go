@@ -24,57 +24,61 @@ var (
 	fpFailIntent     = failpoint.New("engine.fail.recorded")
 )
 
-// Hold begins a use of a running sandbox and returns its id and what ends the use. While a use lasts the sandbox does not
-// idle out. A sandbox that starts is waited for; one that failed is restarted if its policy says so.
-func (e *Engine) Hold(ctx context.Context, c Caller, ref string) (warren.SandboxID, func(), error) {
+// Use is a use of a running sandbox. While it lasts the sandbox does not idle out, and its end is an activity, except where
+// the sandbox's guest is silent: then only a use that has been answered counts.
+type Use interface {
+	// Answered says that the sandbox gave an answer to this use.
+	Answered()
+	// Unanswered says that the guest does not answer. It counts as silent until some use is answered.
+	Unanswered()
+	// End ends the use. Only the first call counts.
+	End()
+}
+
+// Hold begins a use of a running sandbox and returns its id and the use. A sandbox that starts is waited for; one that
+// failed is restarted if its policy says so.
+func (e *Engine) Hold(ctx context.Context, c Caller, ref string) (warren.SandboxID, Use, error) {
+	sb, u, err := e.useOf(ctx, c, ref)
+	if err != nil {
+		return "", nil, err
+	}
+	return sb.row.ID, u, nil
+}
+
+func (e *Engine) useOf(ctx context.Context, c Caller, ref string) (*sandbox, *use, error) {
 	e.mu.Lock()
 	sb, err := e.find(c, ref)
 	e.mu.Unlock()
 	if err != nil {
-		return "", nil, err
+		return nil, nil, err
 	}
-	release, err := e.use(ctx, sb)
-	if err != nil {
-		return "", nil, err
-	}
-	return sb.row.ID, release, nil
+	u, err := e.use(ctx, sb)
+	return sb, u, err
 }
 
 // Dial connects to a port in a sandbox. The connection is a use of the sandbox, as in [Engine.Hold], until it is closed.
 func (e *Engine) Dial(ctx context.Context, c Caller, ref string, port uint16) (net.Conn, error) {
-	e.mu.Lock()
-	sb, err := e.find(c, ref)
-	e.mu.Unlock()
+	sb, u, err := e.useOf(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
-	release, err := e.use(ctx, sb)
+	conn, err := e.dial(ctx, sb, port, u)
 	if err != nil {
+		u.End()
 		return nil, err
 	}
-	conn, err := e.dial(ctx, sb, port)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	return &usedConn{Conn: conn, release: release}, nil
+	return &usedConn{Conn: conn, release: u.End}, nil
 }
 
 // DialPooled connects as [Engine.Dial] does, but the connection itself is no use: who keeps connections open between
 // requests holds the sandbox during each request.
 func (e *Engine) DialPooled(ctx context.Context, c Caller, ref string, port uint16) (net.Conn, error) {
-	e.mu.Lock()
-	sb, err := e.find(c, ref)
-	e.mu.Unlock()
+	sb, u, err := e.useOf(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
-	release, err := e.use(ctx, sb)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	return e.dial(ctx, sb, port)
+	defer u.End()
+	return e.dial(ctx, sb, port, u)
 }
 
 // usedConn is a connection that is a use.
@@ -97,16 +101,36 @@ func (u *usedConn) CloseWrite() error {
 	return fmt.Errorf("half-close: %w", errUnsupported)
 }
 
+// dialWait is how long the guest of a running sandbox may take to connect to a port, which is on its own loopback.
+const dialWait = 30 * time.Second
+
+// Unanswered is the error of a call that a guest leaves without an answer.
+func Unanswered(label string) error {
+	return &warren.Error{Kind: "unavailable", Resource: warren.ResourceGuest, Message: "the guest of sandbox " + label + " does not answer",
+		Hint: "`warren restart " + label + "` begins afresh, its workspace is intact"}
+}
+
 // dial connects to a sandbox in use. When the driver says that it has died, so does the error, in full.
-func (e *Engine) dial(ctx context.Context, sb *sandbox, port uint16) (net.Conn, error) {
+func (e *Engine) dial(ctx context.Context, sb *sandbox, port uint16, u *use) (net.Conn, error) {
 	for try := 0; ; try++ {
 		e.mu.Lock()
 		id, name, label := sb.row.ID, sb.row.Driver, sb.label()
 		gen := sb.row.Generation
 		e.mu.Unlock()
-		conn, err := e.opts.Drivers[name].Dial(ctx, id, port)
+		dctx, cancel := context.WithTimeout(ctx, e.opts.DialTimeout)
+		conn, err := e.opts.Drivers[name].Dial(dctx, id, port)
+		late := dctx.Err() == context.DeadlineExceeded && ctx.Err() == nil
+		cancel()
 		if err == nil {
+			// A connection to the guest's own port says nothing yet: it is the call on it that the guest answers.
+			if port != warren.GuestPort {
+				u.Answered()
+			}
 			return conn, nil
+		}
+		if late {
+			u.Unanswered()
+			return nil, Unanswered(label)
 		}
 		dead := errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound)
 		if !dead || try > 0 {
@@ -119,16 +143,16 @@ func (e *Engine) dial(ctx context.Context, sb *sandbox, port uint16) (net.Conn, 
 		if err := e.died(ctx, sb, gen, nil); err != nil {
 			return nil, err
 		}
-		release, err := e.use(ctx, sb)
+		again, err := e.use(ctx, sb)
 		if err != nil {
 			return nil, err
 		}
-		release() // the caller's own use goes on
+		again.End() // the caller's own use goes on
 	}
 }
 
 // use counts a use of sb, which is running when it returns.
-func (e *Engine) use(ctx context.Context, sb *sandbox) (release func(), err error) {
+func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 	for {
 		e.mu.Lock()
 		if sb.gone {
@@ -143,7 +167,7 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (release func(), err erro
 		case sb.state() == Running && (op == nil || op.kind == "update"):
 			sb.uses++
 			e.mu.Unlock()
-			return e.releaser(sb), nil
+			return &use{e: e, sb: sb}, nil
 		case op != nil:
 			e.mu.Unlock()
 			select {
@@ -174,18 +198,53 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (release func(), err erro
 	}
 }
 
-func (e *Engine) releaser(sb *sandbox) func() {
-	var once sync.Once
-	return func() {
-		once.Do(func() {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			sb.uses--
-			sb.active = e.line.now()
-			sb.row.LastActive = e.clock.Now()
-		})
+// use implements [Use]. Its fields are guarded by the engine's mu.
+type use struct {
+	e              *Engine
+	sb             *sandbox
+	answered, over bool
+}
+
+// Answered implements [Use].
+func (u *use) Answered() {
+	u.e.mu.Lock()
+	defer u.e.mu.Unlock()
+	u.sb.silent = false
+	if !u.answered && !u.over {
+		u.answered = true
+		u.sb.answered++
 	}
 }
+
+// Unanswered implements [Use].
+func (u *use) Unanswered() {
+	u.e.mu.Lock()
+	defer u.e.mu.Unlock()
+	if !u.answered {
+		u.sb.silent = true
+	}
+}
+
+// End implements [Use].
+func (u *use) End() {
+	u.e.mu.Lock()
+	defer u.e.mu.Unlock()
+	if u.over {
+		return
+	}
+	u.over = true
+	u.sb.uses--
+	if u.answered {
+		u.sb.answered--
+	} else if u.sb.silent {
+		return
+	}
+	u.sb.active = u.e.line.now()
+	u.sb.row.LastActive = u.e.clock.Now()
+}
+
+// inUse reports whether a use keeps the sandbox from its idle timeout. The caller holds mu.
+func (sb *sandbox) inUse() bool { return sb.answered > 0 || sb.uses > 0 && !sb.silent }
 
 // reason says in words how an execution ended.
 func reason(row *store.Sandbox) string {
@@ -334,6 +393,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 		sb.row.State, sb.row.LastActive, sb.row.ImageDigest = row.State, row.LastActive, row.ImageDigest
 		sb.born = e.line.now()
 		sb.active = sb.born
+		sb.silent = false
 		e.schedule(sb)
 		e.log.Info("sandbox restarted", "sandbox", row.ID, "generation", row.Generation)
 		return nil

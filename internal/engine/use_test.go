@@ -252,7 +252,7 @@ func TestExpiryBoundary(t *testing.T) {
 		wg.Go(func() { <-start; r.expire() })
 		wg.Go(func() {
 			<-start
-			_, release, err := r.Hold(ctx, alice, string(sb.ID))
+			_, use, err := r.Hold(ctx, alice, string(sb.ID))
 			switch {
 			case err == nil:
 				for range 20 {
@@ -260,7 +260,7 @@ func TestExpiryBoundary(t *testing.T) {
 						t.Errorf("try %d: in use, and %v %v", i, got, err)
 					}
 				}
-				release()
+				use.End()
 				used++
 			case errors.Is(err, warren.ErrState), errors.Is(err, warren.ErrNotFound):
 				late++
@@ -1090,4 +1090,59 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s has %d series, want %d", name, have[name], n)
 		}
 	}
+}
+
+// TestSilentGuest dials a sandbox whose guest was stopped: that has an end, and does not keep the sandbox from its idle timeout.
+func TestSilentGuest(t *testing.T) {
+	r, c := timedRig(t, func(o *Options) { o.DialTimeout = 50 * time.Millisecond })
+	ctx := context.Background()
+	sb := r.create(alice, Spec{IdleTimeout: time.Minute})
+	used := r.create(alice, Spec{IdleTimeout: time.Minute})
+	_, waiting, err := r.Hold(ctx, alice, string(sb.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, answered, err := r.Hold(ctx, alice, string(used.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered.Answered()
+	c.advance(59 * time.Second)
+	before, err := r.Get(ctx, alice, string(sb.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.world.Inject(fake.OpDial, fake.Fault{Latency: time.Hour})
+	for _, ref := range []warren.SandboxID{sb.ID, used.ID} {
+		for range 2 {
+			_, err := r.DialPooled(ctx, alice, string(ref), warren.GuestPort)
+			if !errors.Is(err, warren.ErrUnavailable) || !strings.Contains(err.Error(), "does not answer; `warren restart "+string(ref)[:4]) {
+				t.Fatalf("dial: %v", err)
+			}
+		}
+	}
+	then := c.Now()
+	c.advance(500 * time.Millisecond)
+	after, err := r.Get(ctx, alice, string(sb.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !before.LastActive.Equal(then) || after.LastActive.After(then) {
+		t.Errorf("last active %v while a call waits, %v when the guest is silent, at %v", before.LastActive, after.LastActive, c.Now())
+	}
+	// The call that still waits does not count either, but one that was answered goes on.
+	c.advance(time.Minute)
+	eventually(t, "it idles out", func() bool { return r.gone(sb.ID) })
+	waiting.End()
+	r.settle()
+	if r.gone(used.ID) {
+		t.Fatal("a sandbox with a use that was answered idled out")
+	}
+	answered.End()
+	answered.End()
+	r.settle()
+	if r.gone(used.ID) {
+		t.Fatal("gone at the end of its last use")
+	}
+	r.world.Inject(fake.OpDial, fake.Fault{})
 }

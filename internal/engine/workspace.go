@@ -200,13 +200,16 @@ func (e *Engine) useWorkspace(c Caller, ref string) (*workspace, func(), error) 
 	w.uses++
 	sb := w.box
 	if sb != nil {
-		sb.uses++ // reading its results is a use of a sandbox
+		// Reading its results is a use of a sandbox, to which its guest has nothing to say.
+		sb.uses++
+		sb.answered++
 	}
 	return w, func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if sb != nil {
 			sb.uses--
+			sb.answered--
 			sb.active = e.line.now()
 			sb.row.LastActive = e.clock.Now()
 		}

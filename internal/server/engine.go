@@ -31,9 +31,9 @@ type sandboxes interface {
 	Watch(ctx context.Context, c engine.Caller, r engine.WatchRequest, yield func(*engine.Event) error) error
 	Resolve(c engine.Caller, ref string) (warren.SandboxID, error)
 
-	// Hold begins a use of a sandbox, which keeps it from its idle timeout until the returned function is called. A connection of
+	// Hold begins a use of a sandbox, which keeps it from its idle timeout until it has ended. A connection of
 	// Dial is a use; one of DialPooled is none, and serves requests that hold the sandbox themselves.
-	Hold(ctx context.Context, c engine.Caller, ref string) (warren.SandboxID, func(), error)
+	Hold(ctx context.Context, c engine.Caller, ref string) (warren.SandboxID, engine.Use, error)
 	Dial(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error)
 	DialPooled(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error)
 	// MarkFirstCommand notes when the first command of a sandbox has been answered; later calls do nothing.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/wire"
 	"github.com/warren-sandbox/warren/proto/e2b/process/processconnect"
 )
@@ -77,12 +78,12 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// Each request is looked at: a pooled connection was dialled for an earlier one.
-	id, release, err := s.engine.Hold(ctx, callerOf(ctx), t.ref)
+	id, use, err := s.engine.Hold(ctx, callerOf(ctx), t.ref)
 	if err != nil {
 		s.refuse(w, r, s.judge(ctx, "reach sandbox", err))
 		return
 	}
-	defer release()
+	defer use.End()
 	// A drain ends what lasts.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -92,7 +93,7 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 		s.serveDial(w, r, id, t)
 		return
 	}
-	s.serveProxy(w, r, id, t)
+	s.serveProxy(w, r, id, use, t)
 }
 
 // guestPath reports whether a path of the guest is open to callers. What is not named here is not: the guest trusts the
@@ -114,7 +115,7 @@ func guestPath(t target) bool {
 	return false
 }
 
-func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.SandboxID, t target) {
+func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.SandboxID, use engine.Use, t target) {
 	caller := callerOf(r.Context())
 	token := ""
 	if t.port == warren.GuestPort {
@@ -134,10 +135,14 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.Sa
 		rest = &url.URL{RawPath: t.rest}
 		rest.Path, _ = url.PathUnescape(t.rest)
 	}
+	transport := http.RoundTripper(s.pools.get(poolKey{id, t.port}))
+	if t.port == warren.GuestPort {
+		transport = s.patient(transport)
+	}
 	// Over HTTP/1.1 an answer may begin before the request has ended.
 	http.NewResponseController(w).EnableFullDuplex()
 	proxy := &httputil.ReverseProxy{
-		Transport:     s.pools.get(poolKey{id, t.port}),
+		Transport:     transport,
 		FlushInterval: -1,
 		BufferPool:    buffers,
 		ErrorLog:      quietLog,
@@ -147,6 +152,7 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.Sa
 			requestHeader(p.Out.Header, p.In.Header, t.port, token)
 		},
 		ModifyResponse: func(res *http.Response) error {
+			use.Answered()
 			responseHeader(res.Header)
 			if t.port == warren.GuestPort && t.rest == processconnect.ProcessStartProcedure && res.StatusCode == http.StatusOK {
 				go s.engine.MarkFirstCommand(s.base, id)
@@ -154,6 +160,10 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.Sa
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if errors.Is(err, errSilent) {
+				use.Unanswered()
+				err = engine.Unanswered(t.ref)
+			}
 			s.proxyFault(r.Context(), t, err).Write(w, r)
 		},
 	}
@@ -163,6 +173,12 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.Sa
 // proxyFault is the answer when a sandbox gave none.
 func (s *Server) proxyFault(ctx context.Context, t target, err error) *wire.Fault {
 	var dial *dialError
+	var told *warren.Error
+	if errors.As(err, &told) && told.Resource == warren.ResourceGuest {
+		f := s.judge(ctx, "reach sandbox", told)
+		f.Op, f.Status = "", http.StatusGatewayTimeout
+		return f
+	}
 	if !errors.As(err, &dial) && ctx.Err() == nil {
 		// The connection was there and broke, or what came over it was not HTTP.
 		f := &wire.Fault{Kind: wire.Of(warren.ErrUnavailable), Op: "reach sandbox", ID: t.ref, Message: "the sandbox broke the connection off, or what listens on port " + itoa(int64(t.port)) + " does not speak HTTP"}

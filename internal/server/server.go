@@ -60,6 +60,9 @@ type Options struct {
 	BodyTimeout time.Duration
 	// IdleTimeout is how long a connection may be without a request; 0 means two minutes.
 	IdleTimeout time.Duration
+	// GuestWait is how long a call may wait for its guest before the guest is asked whether it is there at all, and how long
+	// the answer to that may take; 0 means 15 seconds.
+	GuestWait time.Duration
 	// OperatorName is the user that the daemon's own uid and root act as; empty means the daemon's user name.
 	OperatorName string
 	// Version and Commit are what GetVersion tells.
@@ -127,6 +130,9 @@ func New(o Options) (*Server, error) {
 	}
 	if o.IdleTimeout == 0 {
 		o.IdleTimeout = 2 * time.Minute
+	}
+	if o.GuestWait == 0 {
+		o.GuestWait = 15 * time.Second
 	}
 	if o.OperatorName == "" {
 		o.OperatorName = ownName()

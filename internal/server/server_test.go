@@ -979,3 +979,74 @@ func TestListen(t *testing.T) {
 		t.Errorf("the socket has mode %v, %v", info.Mode(), err)
 	}
 }
+
+// TestSilentGuest calls a guest that takes connections and nothing else, as one that was stopped does.
+func TestSilentGuest(t *testing.T) {
+	s := servertest.New(t, func(o *server.Options) { o.GuestWait = 100 * time.Millisecond })
+	sb := s.Sandbox(warren.Spec{Name: "ice"})
+	s.Engine.Freeze()
+	began := time.Now()
+	for name, call := range map[string]func() error{
+		"list":    func() error { _, err := sb.Processes(t.Context(), false); return err },
+		"command": func() error { return sb.Command("true").Run(t.Context()) },
+		"attach":  func() error { _, err := sb.Attach(t.Context(), warren.AttachOptions{PID: 7}); return err },
+		"stat":    func() error { _, err := sb.FS().Stat("tmp"); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := call()
+			if !errors.Is(err, warren.ErrUnavailable) || !strings.Contains(err.Error(), "does not answer") || !strings.Contains(err.Error(), "`warren restart ") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", s.Socket) }}}
+	res, err := client.Post(fmt.Sprintf("http://localhost/v1/sandboxes/%s/ports/%d/files?path=/tmp/x", sb.ID, warren.GuestPort), "application/octet-stream", strings.NewReader(strings.Repeat("x", 8<<20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if body := text(res); res.StatusCode != http.StatusGatewayTimeout || !strings.Contains(body, "does not answer") {
+		t.Errorf("upload: %s %s", res.Status, body)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("it took %v to give up", took)
+	}
+	if !s.Engine.Silent(sb.ID) || s.Engine.Held(sb.ID) != 0 {
+		t.Errorf("silent %v, held %d times", s.Engine.Silent(sb.ID), s.Engine.Held(sb.ID))
+	}
+}
+
+// TestPatience makes calls that last longer than a guest is waited for, of a guest that is there.
+func TestPatience(t *testing.T) {
+	const wait = 20 * time.Millisecond
+	s := servertest.New(t, func(o *server.Options) { o.GuestWait = wait })
+	sb := s.Sandbox(warren.Spec{})
+	// A process that takes its input late.
+	cmd := sb.Command("sh", "-c", "sleep 0.5; wc -c")
+	cmd.Stdin = bytes.NewReader(make([]byte, 1<<20))
+	if out, err := cmd.Output(t.Context()); err != nil || strings.TrimSpace(string(out)) != "1048576" {
+		t.Errorf("late input: %q, %v", out, err)
+	}
+	// A client that sends slowly.
+	pr, pw := io.Pipe()
+	go func() {
+		for range 10 {
+			time.Sleep(3 * wait)
+			io.WriteString(pw, "x")
+		}
+		pw.Close()
+	}()
+	file := filepath.Join(t.TempDir(), "slow")
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", s.Socket) }}}
+	res, err := client.Post(fmt.Sprintf("http://localhost/v1/sandboxes/%s/ports/%d/files?path=%s", sb.ID, warren.GuestPort, file), "application/octet-stream", pr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if b, _ := os.ReadFile(file); res.StatusCode != http.StatusOK || len(b) != 10 {
+		t.Errorf("slow upload: %s, %d bytes", res.Status, len(b))
+	}
+	if s.Engine.Silent(sb.ID) {
+		t.Error("the guest counts as silent")
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,6 +129,8 @@ type Engine struct {
 	Fail func(call string) error
 
 	socket string
+	frozen atomic.Bool
+	ended  context.Context
 	mu     sync.Mutex
 	boxes  map[warren.SandboxID]*engine.Sandbox
 	keys   map[string]warren.SandboxID
@@ -139,6 +142,7 @@ type Engine struct {
 	change chan struct{}
 	conns  map[net.Conn]warren.SandboxID
 	held   map[warren.SandboxID]int
+	silent map[warren.SandboxID]bool
 	// Dials counts connections into sandboxes.
 	Dials int
 }
@@ -149,10 +153,10 @@ var _ server.Engine = (*Engine)(nil)
 func NewEngine(t testing.TB) *Engine {
 	t.Helper()
 	e := &Engine{
-		socket: filepath.Join(t.TempDir(), "guest.sock"),
-		boxes:  map[warren.SandboxID]*engine.Sandbox{}, keys: map[string]warren.SandboxID{}, spaces: map[warren.WorkspaceID]*engine.Workspace{},
+		socket: filepath.Join(t.TempDir(), "guest.sock"), ended: t.Context(),
+		boxes: map[warren.SandboxID]*engine.Sandbox{}, keys: map[string]warren.SandboxID{}, spaces: map[warren.WorkspaceID]*engine.Workspace{},
 		images: map[string]*engine.Image{"host": {Name: "host", Digest: "host:1", Kind: "host"}}, repos: map[string]*engine.Repo{},
-		tokens: map[string]engine.Token{}, change: make(chan struct{}), conns: map[net.Conn]warren.SandboxID{}, held: map[warren.SandboxID]int{},
+		tokens: map[string]engine.Token{}, change: make(chan struct{}), conns: map[net.Conn]warren.SandboxID{}, held: map[warren.SandboxID]int{}, silent: map[warren.SandboxID]bool{},
 	}
 	l, err := net.Listen("unix", e.socket)
 	if err != nil {
@@ -395,7 +399,7 @@ func (e *Engine) Resolve(c engine.Caller, ref string) (warren.SandboxID, error) 
 }
 
 // Hold implements server.Engine.
-func (e *Engine) Hold(ctx context.Context, c engine.Caller, ref string) (warren.SandboxID, func(), error) {
+func (e *Engine) Hold(ctx context.Context, c engine.Caller, ref string) (warren.SandboxID, engine.Use, error) {
 	if err := e.fail("Hold"); err != nil {
 		return "", nil, err
 	}
@@ -409,12 +413,46 @@ func (e *Engine) Hold(ctx context.Context, c engine.Caller, ref string) (warren.
 		return "", nil, fmt.Errorf("sandbox %s is %s: %w", ref, sb.State, warren.ErrState)
 	}
 	e.held[sb.ID]++
-	return sb.ID, sync.OnceFunc(func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.held[sb.ID]--
-	}), nil
+	return sb.ID, &use{e: e, id: sb.ID}, nil
 }
+
+// use implements engine.Use.
+type use struct {
+	e    *Engine
+	id   warren.SandboxID
+	over sync.Once
+}
+
+// Answered implements engine.Use.
+func (u *use) Answered() { u.e.mark(u.id, false) }
+
+// Unanswered implements engine.Use.
+func (u *use) Unanswered() { u.e.mark(u.id, true) }
+
+// End implements engine.Use.
+func (u *use) End() {
+	u.over.Do(func() {
+		u.e.mu.Lock()
+		defer u.e.mu.Unlock()
+		u.e.held[u.id]--
+	})
+}
+
+func (e *Engine) mark(id warren.SandboxID, silent bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.silent[id] = silent
+}
+
+// Silent reports whether the last use of a sandbox that told was left without an answer.
+func (e *Engine) Silent(id warren.SandboxID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.silent[id]
+}
+
+// Freeze makes connections into sandboxes, those to come, take nothing and answer nothing.
+func (e *Engine) Freeze() { e.frozen.Store(true) }
 
 // Held returns how many uses of a sandbox are under way.
 func (e *Engine) Held(id warren.SandboxID) int {
@@ -425,13 +463,17 @@ func (e *Engine) Held(id warren.SandboxID) int {
 
 // Dial implements server.Engine.
 func (e *Engine) Dial(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error) {
-	id, release, err := e.Hold(ctx, c, ref)
+	id, use, err := e.Hold(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
-	release()
+	use.End()
 	var conn net.Conn
-	if port == warren.GuestPort {
+	if e.frozen.Load() {
+		var other net.Conn
+		conn, other = net.Pipe() // nobody reads or writes there
+		context.AfterFunc(e.ended, func() { other.Close() })
+	} else if port == warren.GuestPort {
 		conn, err = net.Dial("unix", e.socket)
 	} else {
 		conn, err = net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
