@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -52,7 +53,8 @@ func execCommand(a *app) *cobra.Command {
 there is no such command, 126 when it cannot be run. Its output comes as it is; a terminal gets it without sequences that could do
 harm there.
 
-The command runs on when this program or the daemon ends. Signals are passed on to it; a second Ctrl-C kills it.`,
+The command runs on when this program or the daemon ends. Signals are passed on to it; a second Ctrl-C kills it. When the sandbox
+does not take a signal within 2s, this program ends alone. The command runs as "user"; -u root runs it as root.`,
 		Example: `  warren exec fix -- go test ./...
   warren exec -it fix -- bash                        an interactive shell
   warren exec fix -w /tmp -e DEBUG=1 -u root -- env
@@ -172,50 +174,165 @@ func (a *app) execute(ctx context.Context, cmd *warren.Cmd, f execFlags) error {
 	}
 	signals := forwardedSignals()
 	defer signal.Stop(signals)
-	if err := cmd.Start(ctx); err != nil {
-		return startFailure(a, err)
+	early, err := a.begin(signals, func() error { return cmd.Start(ctx) })
+	if err != nil {
+		return a.beginFailure(ctx, f, err)
 	}
-	return a.wait(ctx, cmd, f, signals, out)
+	return a.wait(ctx, cmd, f, signals, early, out)
 }
 
-// wait passes signals on until the command has ended.
-func (a *app) wait(ctx context.Context, cmd *warren.Cmd, f execFlags, signals <-chan os.Signal, out *commandOutput) error {
+// patience is how long the sandbox may take to pass a signal on, and to tell of the end that a kill or a timeout brought about. Who
+// is root inside can stop what would answer.
+const patience = 2 * time.Second
+
+// begin starts or attaches. A signal that comes meanwhile is returned, for the command; when it cannot have it soon, or another
+// comes, the program ends.
+func (a *app) begin(signals <-chan os.Signal, start func() error) (early os.Signal, err error) {
+	done := make(chan error, 1)
+	go func() { done <- start() }()
+	var late <-chan time.Time
+	for {
+		select {
+		case err := <-done:
+			return early, err
+		case sig := <-signals:
+			if early != nil {
+				return nil, a.abandon(sig)
+			}
+			early, late = sig, time.After(patience)
+		case <-late:
+			return nil, a.abandon(early)
+		}
+	}
+}
+
+// beginFailure is the exit when nothing began.
+func (a *app) beginFailure(ctx context.Context, f execFlags, err error) error {
+	if f.timeout > 0 && errors.Is(err, context.DeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return a.tooLate(f)
+	}
+	return startFailure(a, err)
+}
+
+// abandon is the exit by a signal that the command may not have got.
+func (a *app) abandon(sig os.Signal) error {
+	a.notice("gave up, for the sandbox does not answer; the command may still run")
+	return exitError(128 + int(linuxSignal(sig)))
+}
+
+// tooLate is the exit by a timeout after which the sandbox told nothing.
+func (a *app) tooLate(f execFlags) error {
+	fmt.Fprintf(a.err, "%s %v are over and the sandbox does not answer; the command may still run\n", a.errorStyle("warren:"), f.timeout)
+	return exitError(exitTimeout)
+}
+
+// wait passes signals on, the one that came early first, until the command has ended.
+func (a *app) wait(ctx context.Context, cmd *warren.Cmd, f execFlags, signals <-chan os.Signal, early os.Signal, out *commandOutput) error {
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
-	var resized <-chan struct{}
 	if f.tty {
-		var stop func()
-		resized, stop = watchTerminal(a.out)
+		resized, stop := watchTerminal(a.out)
 		defer stop()
+		over := make(chan struct{})
+		defer close(over)
+		go a.resize(ctx, cmd, resized, over)
+	}
+	// One call at a time, so that signals keep their order; the loop waits for none of them.
+	type passed struct {
+		sig os.Signal
+		err error
+	}
+	taken := make(chan passed, 1)
+	var queue []os.Signal
+	busy := false
+	pass := func() {
+		if busy || len(queue) == 0 {
+			return
+		}
+		busy = true
+		sig := queue[0]
+		queue = queue[1:]
+		go func() {
+			quit, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+			defer cancel()
+			taken <- passed{sig, cmd.Process.SignalGroup(quit, linuxSignal(sig))}
+		}()
+	}
+	if early != nil {
+		queue = append(queue, early)
+		pass()
 	}
 	interrupts := 0
+	if early == os.Interrupt {
+		interrupts++
+	}
+	ended := ctx.Done()
+	var late <-chan time.Time
 	for {
 		select {
 		case err := <-done:
 			return a.ended(ctx, cmd, f, err, out)
-		case <-resized:
-			if size := a.terminalSize(); size != nil {
-				_ = cmd.Process.Resize(ctx, *size)
+		case <-ended:
+			ended, late = nil, time.After(patience)
+		case <-late:
+			if f.timeout > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return a.tooLate(f)
 			}
+			late = nil
+		case p := <-taken:
+			busy = false
+			switch {
+			case p.err == nil, errors.Is(p.err, os.ErrProcessDone): // a process that has just ended is none to tell
+			case errors.Is(p.err, context.DeadlineExceeded):
+				return a.abandon(p.sig)
+			default:
+				a.notice("could not pass %v on: %s; Ctrl-C again kills the command", p.sig, describe(p.err))
+			}
+			pass()
 		case sig := <-signals:
 			if sig == os.Interrupt {
 				interrupts++
 			}
+			if busy && (sig == os.Interrupt || linuxSignal(sig) == syscall.SIGTERM) {
+				// The one before is still on its way, and would have arrived by now.
+				select {
+				case <-taken:
+					busy = false
+				case <-time.After(patience / 4):
+					return a.abandon(sig)
+				}
+			}
 			if interrupts > 1 {
-				quit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-				_ = cmd.Process.Kill(quit)
-				cancel()
+				go func() {
+					quit, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+					defer cancel()
+					_ = cmd.Process.Kill(quit)
+				}()
 				select {
 				case err := <-done:
 					return a.ended(ctx, cmd, f, err, out)
-				case <-time.After(5 * time.Second):
-					a.notice("gave up; the command may still run")
-					return exitError(128 + 2)
+				case <-signals:
+				case <-time.After(2 * patience):
 				}
+				return a.abandon(sig)
 			}
-			// A process that has just ended is none to tell.
-			if err := cmd.Process.SignalGroup(ctx, linuxSignal(sig)); err != nil && !errors.Is(err, os.ErrProcessDone) {
-				a.notice("could not pass %v on: %s; Ctrl-C again kills the command", sig, describe(err))
+			queue = append(queue, sig)
+			pass()
+		}
+	}
+}
+
+// resize passes the size of the terminal on.
+func (a *app) resize(ctx context.Context, cmd *warren.Cmd, resized, over <-chan struct{}) {
+	for {
+		select {
+		case <-over:
+			return
+		case <-resized:
+			if size := a.terminalSize(); size != nil {
+				soon, cancel := context.WithTimeout(ctx, patience)
+				_ = cmd.Process.Resize(soon, *size)
+				cancel()
 			}
 		}
 	}
@@ -229,6 +346,12 @@ func (a *app) ended(ctx context.Context, cmd *warren.Cmd, f execFlags, err error
 			return nil // followed up to now only
 		}
 		if f.timeout > 0 && errors.Is(err, context.DeadlineExceeded) {
+			// One that was started here has been killed; what it attached to has not.
+			quit, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+			defer cancel()
+			if err := cmd.Process.Kill(quit); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				return a.tooLate(f)
+			}
 			return a.timedOut(f)
 		}
 		return err
@@ -310,10 +433,22 @@ func (a *app) attach(ctx context.Context, sb *warren.Sandbox, process string, fr
 	if f.interactive {
 		opts.Stdin = a.in
 	}
+	if f.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.timeout)
+		defer cancel()
+	}
 	signals := forwardedSignals()
 	defer signal.Stop(signals)
-	cmd, err := sb.Attach(ctx, opts)
+	var cmd *warren.Cmd
+	early, err := a.begin(signals, func() (err error) {
+		cmd, err = sb.Attach(ctx, opts)
+		return err
+	})
 	if err != nil {
+		if f.timeout > 0 && errors.Is(err, context.DeadlineExceeded) {
+			return a.tooLate(f)
+		}
 		return err
 	}
 	f.tty = cmd.PTY != nil && isTerminal(a.out)
@@ -324,7 +459,7 @@ func (a *app) attach(ctx context.Context, sb *warren.Sandbox, process string, fr
 		}
 		defer restore()
 	}
-	return a.wait(ctx, cmd, f, signals, out)
+	return a.wait(ctx, cmd, f, signals, early, out)
 }
 
 // terminalSize returns the size of this program's terminal, or 80 by 24 without one.

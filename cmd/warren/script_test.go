@@ -27,6 +27,7 @@ import (
 //	code N COMMAND…     runs a command that has to exit with N; -stdin FILE gives it an input
 //	eventually COMMAND… runs a command again until it succeeds, for at most 30 s
 //	killall FILE        kills every process of the sandbox whose id FILE holds, with SIGKILL, from the host
+//	freeze FILE         stops the kernel of the sandbox whose id FILE holds, and with it its guest, until thaw FILE
 //	killdaemon          kills the daemon with SIGKILL
 //	unpath FILE         prints FILE without the data directory and ids, for cmp
 func TestScripts(t *testing.T) {
@@ -66,6 +67,8 @@ func TestScripts(t *testing.T) {
 			"code":       scriptCode,
 			"eventually": scriptEventually,
 			"killall":    scriptKillAll,
+			"freeze":     scriptFreeze(syscall.SIGSTOP),
+			"thaw":       scriptFreeze(syscall.SIGCONT),
 			"killdaemon": scriptKillDaemon,
 			"unpath":     scriptUnpath,
 		},
@@ -181,6 +184,31 @@ func scriptKillAll(ts *testscript.TestScript, neg bool, args []string) {
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			ts.Fatalf("kill %d: %v", pid, err)
+		}
+	}
+}
+
+func scriptFreeze(sig syscall.Signal) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, neg bool, args []string) {
+		if neg || len(args) != 1 {
+			ts.Fatalf("usage: freeze FILE, thaw FILE")
+		}
+		id := strings.TrimSpace(ts.ReadFile(args[0]))
+		if len(id) < 12 {
+			ts.Fatalf("%q is no whole id", id)
+		}
+		pids, err := sandboxPIDs(id)
+		ts.Check(err)
+		found := false
+		for _, pid := range pids {
+			cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if err == nil && strings.HasPrefix(string(cmdline), "runsc-sandbox") {
+				found = true
+				ts.Check(syscall.Kill(pid, sig))
+			}
+		}
+		if !found {
+			ts.Fatalf("the kernel of sandbox %s is not among %v", id, pids)
 		}
 	}
 }
