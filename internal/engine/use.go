@@ -264,7 +264,10 @@ func reason(row *store.Sandbox) string {
 	case "exited":
 		return "ended by its own guest" + more
 	case "lost":
-		return "lost, nobody saw how it ended" + more
+		if more == "" {
+			more = ", nobody saw how it ended"
+		}
+		return "lost" + more
 	case "create":
 		return "not started again" + more
 	}

@@ -59,6 +59,9 @@ func (k *Keeper) watchDeath(s *sandbox) error {
 func (k *Keeper) exitOf(s *sandbox, pidfd, gofer int) *protocol.Exit {
 	e := &protocol.Exit{Time: time.Now().UTC()}
 	ws, known := exitStatus(pidfd)
+	if !known && pidfd >= 0 {
+		ws, known = s.meta.Sandbox.zombie()
+	}
 	s.mu.Lock()
 	oom := s.outOfMemory || s.group.oomKills() > 0
 	s.mu.Unlock()
@@ -67,8 +70,10 @@ func (k *Keeper) exitOf(s *sandbox, pidfd, gofer int) *protocol.Exit {
 		e.Reason = reasonOOM
 		e.Message = fmt.Sprintf("killed: out of memory (limit %s and %s for the sandbox's kernel)",
 			size(s.meta.Limits.Memory), size(memoryHeadroom(s.meta.Limits.Memory)))
+	case !known && pidfd < 0:
+		e.Reason, e.Message = reasonLost, "it ended while no keeper ran, so how it did is not known"
 	case !known:
-		e.Reason, e.Message = reasonLost, "ended while nobody watched"
+		e.Reason, e.Message = reasonLost, "the kernel tells how it ended to the keeper that had started it alone, which is gone"
 	case ws.Signaled():
 		e.Reason, e.Message = reasonKilled, fmt.Sprintf("the sandbox's kernel was killed by signal %d (%s)", int(ws.Signal()), unix.SignalName(ws.Signal()))
 	case killed(gofer):

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -377,5 +378,32 @@ func TestProcess(t *testing.T) {
 	}
 	if (process{}).alive() {
 		t.Error("no process is alive")
+	}
+}
+
+// TestZombie asks how processes ended that nobody has reaped yet.
+func TestZombie(t *testing.T) {
+	for script, want := range map[string]unix.WaitStatus{"sleep 0.2; exit 3": 3 << 8, "sleep 0.2; kill -KILL $$": 9} {
+		cmd := exec.Command("/bin/sh", "-c", script)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p := process{PID: cmd.Process.Pid}
+		var err error
+		if p.Start, err = startTime(p.PID); err != nil {
+			t.Fatal(err)
+		}
+		if ws, ok := p.zombie(); ok {
+			t.Errorf("%s: it ended with %x while it runs", script, ws)
+		}
+		for deadline := time.Now().Add(10 * time.Second); p.alive() && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		}
+		if ws, ok := p.zombie(); !ok || ws != want {
+			t.Errorf("%s: %x, %v; want %x", script, ws, ok, want)
+		}
+		cmd.Wait()
+		if _, ok := p.zombie(); ok {
+			t.Errorf("%s: known after it was reaped", script)
+		}
 	}
 }

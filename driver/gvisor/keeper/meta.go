@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 )
 
@@ -92,6 +94,21 @@ func (p process) alive() bool {
 	}
 	start, err := startTime(p.PID)
 	return err == nil && start == p.Start
+}
+
+// zombie returns how a process ended that its parent has not reaped yet, as /proc tells it of any process.
+func (p process) zombie() (ws unix.WaitStatus, ok bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/stat")
+	if err != nil {
+		return 0, false
+	}
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	// Fields 3, 22 and 52.
+	if len(f) < 50 || f[0] != "Z" || f[19] != strconv.FormatUint(p.Start, 10) {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(f[49], 10, 32)
+	return unix.WaitStatus(n), err == nil
 }
 
 // startTime reads field 22 of /proc/PID/stat; a zombie counts as gone.
