@@ -29,6 +29,17 @@ func (s *skeleton) shell() string {
 	return "/bin/sh"
 }
 
+// sudo reports whether the host has sudo. Without it, a file that promises what it does would only mislead.
+func (s *skeleton) sudo() bool {
+	found := false
+	for _, name := range []string{"usr/bin/sudo", "usr/local/bin/sudo", "bin/sudo"} {
+		s.see(name)
+		_, err := s.host.Lstat(name)
+		found = found || err == nil
+	}
+	return found
+}
+
 // homeOf holds the homes that Debian gives its own system users; nothing exists there but what packages make.
 var homeOf = map[string]string{"daemon": "/usr/sbin", "bin": "/bin", "sys": "/dev", "man": "/var/cache/man", "mail": "/var/mail",
 	"www-data": "/var/www", "backup": "/var/backups", "games": "/usr/games"}
@@ -153,7 +164,7 @@ if [ -d "$HOME/.local/bin" ]; then
 fi
 `
 
-// Sudoers lets the sandbox's user become root inside it without a password.
+// Sudoers lets the sandbox's user become root inside it without a password, where there is sudo.
 const Sudoers = `# Inside the sandbox, the user may do everything without a password.
 Defaults env_reset
 Defaults secure_path="%s"
@@ -180,12 +191,16 @@ func (s *skeleton) etc() error {
 		{"etc/fstab", "", 0o644},
 		{"etc/machine-id", "", 0o444},
 		{"etc/gitconfig", "# Settings for every user of the sandbox; none come from the host.\n", 0o644},
-		{"etc/sudoers", fmt.Sprintf(Sudoers, p), 0o440},
 		{"etc/security/limits.conf", "", 0o644},
 		{"etc/security/access.conf", "", 0o644},
 		{"etc/apt/apt.conf.d/10warren", "// Packages in a sandbox come without what they merely recommend.\nAPT::Install-Recommends \"false\";\n", 0o644},
 	}); err != nil {
 		return err
+	}
+	if s.sudo() {
+		if err := s.files([]content{{"etc/sudoers", fmt.Sprintf(Sudoers, p), 0o440}}); err != nil {
+			return err
+		}
 	}
 	for _, d := range []struct {
 		name string

@@ -303,6 +303,7 @@ func TestChanges(t *testing.T) {
 		}, true},
 		{"a secret appears near the top", func() { plant(t, host, "usr/local/key", "x", 0o600) }, false},
 		{"a program appears", func() { plant(t, host, "usr/bin/new", "x", 0o755) }, true},
+		{"sudo vanishes", func() { os.Remove(filepath.Join(host, "usr/bin/sudo")) }, false},
 		{"the skeleton vanishes", func() { os.RemoveAll(last.Root.Layers[0].Dir) }, true},
 		{"the skeleton is emptied", func() {
 			names, err := filepath.Glob(filepath.Join(last.Root.Layers[0].Dir, "*"))
@@ -323,6 +324,12 @@ func TestChanges(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		last = next
+	}
+	// A file that promises sudo is there where sudo is.
+	for im, want := range map[*Image]bool{first: true, last: false} {
+		if _, err := os.Lstat(filepath.Join(im.Root.Layers[0].Dir, "etc/sudoers")); (err == nil) != want {
+			t.Errorf("etc/sudoers is there: %t, want %t", err == nil, want)
+		}
 	}
 	if _, err := os.Lstat(first.Root.Layers[0].Dir); err != nil {
 		t.Errorf("the skeleton that a sandbox may run on: %v", err)
