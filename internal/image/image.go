@@ -130,6 +130,9 @@ func (s *Store) Resolve(ctx context.Context, ref string) (*Image, error) {
 		return s.resolveHost(ctx, ref)
 	}
 	r, err := s.find(ref)
+	if errors.Is(err, warren.ErrNotFound) {
+		return nil, fmt.Errorf("%w; run `warren image pull %s` first, or `warren image import` it", err, ref)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +181,7 @@ func (s *Store) find(ref string) (*record, error) {
 	case kerr != nil && hex == ref:
 		return nil, kerr
 	}
-	return nil, fmt.Errorf("image %q: %w; run `warren image pull %s` first", ref, warren.ErrNotFound, ref)
+	return nil, fmt.Errorf("image %q: %w", ref, warren.ErrNotFound)
 }
 
 // labels lists images by name and digest, the first eight.
