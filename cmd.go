@@ -838,7 +838,9 @@ func startError(req *process.StartRequest, err error) error {
 		e.ID = req.GetProcess().GetCmd()
 		ends := func(with string) bool { return own && e.Kind == "invalid" && strings.HasSuffix(e.Message, with) }
 		switch {
-		case ends("is not in PATH"), ends("no such file or directory"):
+		case ends("is not in PATH"):
+			e.Kind, e.Message = "file_not_found", "not in the PATH of the sandbox"
+		case ends("no such file or directory"):
 			e.Kind = "file_not_found"
 		case (ends("permission denied") || ends("exec format error")) && !strings.Contains(e.Message, "cwd "):
 			e.Kind = "file_denied"
