@@ -127,7 +127,7 @@ func TestDockerDaemonKilled(t *testing.T) {
 		t.Errorf("an unknown option: %v\n%s", err, out)
 	}
 	doctor := h.warren("doctor")
-	for _, want := range []string{"docker engine", "docker user namespaces", "docker disk limit"} {
+	for _, want := range []string{"docker engine", "docker userns", "docker disk"} {
 		if !strings.Contains(doctor, want) {
 			t.Errorf("the doctor says nothing of %q:\n%s", want, doctor)
 		}

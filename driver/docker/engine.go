@@ -30,7 +30,16 @@ type engine struct {
 	base uint32
 	// userns says that base is not an id of the host's own users.
 	userns   bool
-	findings []driver.Check
+	findings []finding
+}
+
+// finding is one comparison of what an engine gives with what a sandbox is promised.
+type finding struct {
+	driver.Check
+	// accept is what [Options.Accept] has to name for sandboxes to run all the same; only a warning has it.
+	accept string
+	// unlessOwnKernel says that runtimes with a kernel of their own do not need it.
+	unlessOwnKernel bool
 }
 
 // engineAge is how long what an engine has said is believed. It can only change with the engine's own restart.
@@ -121,8 +130,9 @@ const minAPI = "1.41"
 
 // judge compares what the engine gives with what a sandbox is promised.
 func (e *engine) judge() {
-	add := func(name, status, message, hint string) {
-		e.findings = append(e.findings, driver.Check{Name: "docker " + name, Status: status, Message: message, Hint: hint})
+	add := func(name, status, message, hint string) *finding {
+		e.findings = append(e.findings, finding{Check: driver.Check{Name: "docker " + name, Status: status, Message: message, Hint: hint}})
+		return &e.findings[len(e.findings)-1]
 	}
 	ok := func(name, message string) { add(name, "ok", message, "") }
 	i := &e.info
@@ -132,11 +142,11 @@ func (e *engine) judge() {
 		ok("engine", fmt.Sprintf("%s, API %s, runtimes %s", i.ServerVersion, e.version, strings.Join(e.runtimes(), " ")))
 	}
 	if profile, found := e.option("seccomp", "profile"); !found {
-		add("system calls", "fail", "the engine has no system call filter (seccomp)", "use a kernel with CONFIG_SECCOMP_FILTER=y and an engine built with seccomp")
+		add("seccomp", "fail", "the engine has no system call filter (seccomp)", "use a kernel with CONFIG_SECCOMP_FILTER=y and an engine built with seccomp")
 	} else if profile == "unconfined" {
-		add("system calls", "fail", "the engine's system call filter is switched off", `remove "seccomp-profile": "unconfined" from the engine's configuration`)
+		add("seccomp", "fail", "the engine's system call filter is switched off", `remove "seccomp-profile": "unconfined" from the engine's configuration`)
 	} else {
-		ok("system calls", "filtered, profile "+profile)
+		ok("seccomp", "filtered, profile "+profile)
 	}
 	var missing []string
 	for _, l := range []struct {
@@ -154,20 +164,22 @@ func (e *engine) judge() {
 	}
 	switch base, found := e.option("userns", "name"); {
 	case e.rootless():
-		add("user namespaces", "fail", "the engine is rootless: workspaces cannot be mapped into its containers", "use an engine that runs as root, with userns-remap")
+		add("userns", "fail", "the engine is rootless: workspaces cannot be mapped into its containers", "use an engine that runs as root, with userns-remap")
 	case found && !e.userns:
-		add("user namespaces", "fail", fmt.Sprintf("the engine has them (%s), but which ids they map cannot be told from its directory %q", base, path.Base(i.DockerRootDir)), `set "userns-remap" to a user that has the same range in /etc/subuid and /etc/subgid`)
+		add("userns", "fail", fmt.Sprintf("the engine has them (%s), but which ids they map cannot be told from its directory %q", base, path.Base(i.DockerRootDir)), `set "userns-remap" to a user that has the same range in /etc/subuid and /etc/subgid`)
 	case e.userns:
-		ok("user namespaces", fmt.Sprintf("a container's root is id %d of the host", e.base))
+		ok("userns", fmt.Sprintf("a container's root is id %d of the host", e.base))
 	default:
-		add("user namespaces", "warn", "a container's root is the host's root; sandboxes on runtimes without a kernel of their own are refused",
+		f := add("userns", "warn", "a container's root is the host's root",
 			`set "userns-remap": "default" in the engine's configuration, use a runtime such as runsc, or accept it with docker.accept: [`+AcceptNoUserNamespace+`]`)
+		f.accept, f.unlessOwnKernel = AcceptNoUserNamespace, true
 	}
 	if why := e.noQuota(); why != "" {
-		add("disk limit", "warn", "the engine cannot limit what a container writes to its root: "+why+"; sandboxes are refused",
+		f := add("disk", "warn", "the engine cannot limit what a container writes to its root: "+why,
 			"put the engine's data on xfs mounted with pquota, or on zfs, or accept it with docker.accept: ["+AcceptNoDiskLimit+"]")
+		f.accept = AcceptNoDiskLimit
 	} else {
-		ok("disk limit", "storage driver "+i.Driver)
+		ok("disk", "storage driver "+i.Driver)
 	}
 	if names := e.runsc(); len(names) > 0 {
 		add("gvisor", "warn", fmt.Sprintf("runtime %s hides from the engine what sandboxes write to their root; `warren stats` shows far too much", strings.Join(names, " ")),
@@ -249,17 +261,10 @@ func (d *Driver) plan(e *engine, options map[string]string) (*plan, error) {
 		return nil, fmt.Errorf("the engine has no runtime %q (it has %s); add it to the engine's configuration: %w", name, strings.Join(e.runtimes(), ", "), warren.ErrInvalid)
 	}
 	p.ownKernel = ownKernel(name, r.Path)
-	refuse := func(c driver.Check) error {
-		return fmt.Errorf("the engine gives less than a sandbox is promised: %s; %s: %w", c.Message, c.Hint, errors.ErrUnsupported)
-	}
-	for _, c := range e.findings {
-		switch {
-		case c.Status == "fail":
-			return nil, refuse(c)
-		case c.Status != "warn":
-		case c.Name == "docker user namespaces" && !p.ownKernel && !d.accepts(AcceptNoUserNamespace),
-			c.Name == "docker disk limit" && !d.accepts(AcceptNoDiskLimit):
-			return nil, refuse(c)
+	for _, f := range e.findings {
+		lacks := f.Status == "fail" || f.accept != "" && !d.accepts(f.accept) && !(f.unlessOwnKernel && p.ownKernel)
+		if lacks {
+			return nil, fmt.Errorf("the engine gives less than a sandbox is promised: %s; %s: %w", f.Message, f.Hint, errors.ErrUnsupported)
 		}
 	}
 	return p, nil
@@ -281,12 +286,17 @@ func (d *Driver) Check(ctx context.Context) []driver.Check {
 	if err != nil {
 		return []driver.Check{{Name: "docker engine", Status: "fail", Message: err.Error(), Hint: "start Docker or Podman, or set DOCKER_HOST to its socket"}}
 	}
-	out := slices.Clone(e.findings)
-	for i := range out {
-		for finding, accepted := range map[string]string{"docker user namespaces": AcceptNoUserNamespace, "docker disk limit": AcceptNoDiskLimit} {
-			if out[i].Name == finding && out[i].Status == "warn" && d.accepts(accepted) {
-				out[i].Message = strings.TrimSuffix(strings.TrimSuffix(out[i].Message, "sandboxes are refused"), "; sandboxes on runtimes without a kernel of their own are refused") + " (accepted)"
-			}
+	out := make([]driver.Check, len(e.findings))
+	for i, f := range e.findings {
+		out[i] = f.Check
+		switch {
+		case f.accept == "":
+		case d.accepts(f.accept):
+			out[i].Message += "; that is accepted"
+		case f.unlessOwnKernel:
+			out[i].Message += "; sandboxes on runtimes without a kernel of their own are refused"
+		default:
+			out[i].Message += "; sandboxes are refused"
 		}
 	}
 	return out
