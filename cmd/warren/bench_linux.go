@@ -15,10 +15,23 @@ func benchCommand(a *app) *cobra.Command {
 	return parent("bench", "Measure sandboxes on this machine, beside what else runs here",
 		`  warren bench start
   warren bench io
+  warren bench drivers
   warren bench fleet`,
 		benchPart(a, "start", "Create, first command, round trip, throughput and idle memory", bench.Start),
 		benchPart(a, "io", "Work with many files in a sandbox, as a ratio to the same work outside", bench.IO),
+		benchDrivers(a),
 		benchFleet(a))
+}
+
+// benchDrivers takes the drivers from the command line besides.
+func benchDrivers(a *app) *cobra.Command {
+	var names []string
+	cmd := benchPart(a, "drivers", "Set the drivers of the server side by side, with bwrap and docker run beside them", func(ctx context.Context, o bench.Options, w io.Writer) error {
+		return bench.Drivers(ctx, o, names, w)
+	})
+	cmd.Example += "\n  warren bench drivers --compare gvisor,docker,docker:runsc"
+	cmd.Flags().StringSliceVar(&names, "compare", nil, "drivers to measure, each DRIVER or DRIVER:RUNTIME (default all of the server's)")
+	return cmd
 }
 
 // benchFleet needs no host of sandboxes: it is about the engine and its store alone.

@@ -135,6 +135,26 @@ func TestDockerDaemonKilled(t *testing.T) {
 	h.warren("rm", "box")
 }
 
+// TestDockerBench sets the drivers side by side on a server that runs.
+func TestDockerBench(t *testing.T) {
+	h := newDockerHome(t)
+	h.warren("create", "--name", "box", "--driver", "docker", "--image", dockertest.ImageName) // so that the engine has an image
+	rounds := "1"
+	if n := os.Getenv("WARREN_BENCH_ROUNDS"); n != "" {
+		rounds = n
+	}
+	h.env = append(h.env, "DOCKER_HOST="+strings.TrimPrefix(h.env[0], "WARREN_DOCKER_HOST="))
+	out := h.warren("bench", "drivers", "--url", "unix://"+filepath.Join(h.dir, "warren.sock"), "--image", dockertest.ImageName,
+		"--rounds", rounds, "--compare", "gvisor,docker,docker:runsc,docker:kata")
+	t.Logf("\n%s", out)
+	for _, want := range []string{"gvisor ", "docker ", "docker:runsc ", "not measured:", "docker:kata (", "its own", "the host's"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the table lacks %q", want)
+		}
+	}
+	h.warren("rm", "box")
+}
+
 // TestDockerDemo is the demo on an engine of the test's own, with the image that stands for the host's.
 func TestDockerDemo(t *testing.T) {
 	testenv.NeedsLong(t, "WARREN_DEMO")

@@ -19,7 +19,7 @@ import (
 	"github.com/warren-sandbox/warren"
 )
 
-// Options of [Start] and [IO]. Client or Program is required.
+// Options of [Start], [IO] and [Drivers]. Client or Program is required.
 type Options struct {
 	// Client of the server to measure, which must be on this machine: memory and native figures are taken here. Nil: a
 	// daemon of its own is started from Program, on a data directory that is removed afterwards.
@@ -104,7 +104,8 @@ func (o Options) open(ctx context.Context) (*session, error) {
 	cmd := exec.Command(o.Program, "serve")
 	// No budget is in the way of a hundred sandboxes, and only what is given here decides.
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "WARREN_") && !strings.HasPrefix(v, "WARREN_RUNTIME=") && !strings.HasPrefix(v, "WARREN_GUEST=")
+		return strings.HasPrefix(v, "WARREN_") && !strings.HasPrefix(v, "WARREN_RUNTIME=") && !strings.HasPrefix(v, "WARREN_GUEST=") &&
+			!strings.HasPrefix(v, "WARREN_DOCKER_")
 	}),
 		"WARREN_HOME="+data, "WARREN_BUDGETS_SANDBOXES=10000", "WARREN_BUDGETS_CPU=100000", "WARREN_BUDGETS_MEMORY=100TiB", "WARREN_BUDGETS_DISK=1000TiB")
 	log, err := os.Create(filepath.Join(data, "bench.log"))
@@ -150,7 +151,11 @@ func connect(ctx context.Context, url string) (*warren.Client, error) {
 
 // sandbox makes a sandbox and runs its first command.
 func (s *session) sandbox(ctx context.Context) (*warren.Sandbox, error) {
-	sb, err := s.client.Create(ctx, warren.Spec{Image: s.Image})
+	return s.sandboxOf(ctx, warren.Spec{Image: s.Image})
+}
+
+func (s *session) sandboxOf(ctx context.Context, spec warren.Spec) (*warren.Sandbox, error) {
+	sb, err := s.client.Create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
