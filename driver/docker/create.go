@@ -137,16 +137,14 @@ func (d *Driver) undo(ctx context.Context, id warren.SandboxID, attempt string, 
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTime)
 	defer cancel()
 	c, err := d.find(late, id)
-	if errors.Is(err, warren.ErrNotFound) || errors.Is(err, errForeign) {
+	switch {
+	case errors.Is(err, warren.ErrNotFound), errors.Is(err, errForeign):
 		return nil
-	}
-	if err != nil {
-		if !made {
-			return nil // the engine is gone; had it made something, List would say so
-		}
+	case err != nil && !made:
+		return nil // the engine is gone; had it made something, List would say so
+	case err != nil:
 		return fmt.Errorf("undo: %w", err)
-	}
-	if c.Config.Labels[labelAttempt] != attempt {
+	case c.Config.Labels[labelAttempt] != attempt:
 		return nil // somebody else's
 	}
 	if err := d.remove(late, c.ID); err != nil {
