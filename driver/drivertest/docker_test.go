@@ -4,6 +4,7 @@ package drivertest_test
 
 import (
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -55,18 +56,7 @@ func dockerHarness(t *testing.T, runtime string) drivertest.Harness {
 		Lacks: map[string]string{
 			"limit-disk": "an engine limits disks on xfs with project quotas or on zfs, which the test's has not; it is accepted here, and refused otherwise",
 		},
-		Processes: func(t testing.TB, id warren.SandboxID) []int {
-			t.Helper()
-			list, err := api.ContainerList(t.Context(), client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", "dev.warren.sandbox="+string(id))})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var pids []int
-			for _, c := range list.Items {
-				pids = append(pids, engine.Processes(c.ID)...)
-			}
-			return pids
-		},
+		Processes: func(t testing.TB, id warren.SandboxID) []int { return containerProcesses(t, engine, api, id) },
 	}
 	if runtime != "" {
 		h.Name, h.Boundary = "docker-"+runtime, "kernel"
@@ -75,4 +65,43 @@ func dockerHarness(t *testing.T, runtime string) drivertest.Harness {
 		h.Binaries = append(h.Binaries, runc)
 	}
 	return h
+}
+
+// containerProcesses returns the host's processes of a sandbox's containers.
+func containerProcesses(t testing.TB, engine *dockertest.Engine, api *client.Client, id warren.SandboxID) (pids []int) {
+	t.Helper()
+	list, err := api.ContainerList(t.Context(), client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", "dev.warren.sandbox="+string(id))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range list.Items {
+		pids = append(pids, engine.Processes(c.ID)...)
+	}
+	return pids
+}
+
+// TestDockerSocket runs the suite through a daemon whose sandboxes are containers.
+func TestDockerSocket(t *testing.T) {
+	testenv.NeedsTool(t, "cp")
+	_, store := dockertest.ImageStore(t)
+	engine := dockertest.Start(t, dockertest.Config{})
+	api := engine.Client()
+	data := filepath.Join(engine.Shared, "home")
+	if err := os.Mkdir(data, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-a", store, filepath.Join(data, "images")).CombinedOutput(); err != nil {
+		t.Fatalf("copy the image store: %v\n%s", err, out)
+	}
+	h := serveHarness(t, data, "WARREN_DRIVER=docker", "WARREN_IMAGE="+dockertest.ImageName, "WARREN_DOCKER_HOST="+engine.Host, "WARREN_DOCKER_ACCEPT="+docker.AcceptNoDiskLimit)
+	h.Name, h.Boundary = "docker-runc over the socket", "namespace"
+	h.Lacks["limit-disk"] = "accepted, see the driver itself"
+	h.Processes = func(t testing.TB, id warren.SandboxID) []int {
+		own := h.Alias(id)
+		if own == "" {
+			return nil
+		}
+		return containerProcesses(t, engine, api, own)
+	}
+	drivertest.Run(t, h)
 }

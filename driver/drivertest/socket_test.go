@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -275,13 +276,33 @@ func daemonHarness(t *testing.T) drivertest.Harness {
 	testenv.NeedsRoot(t)
 	testenv.NeedsUserNamespaces(t)
 	testenv.NeedsMountNamespace(t)
-	bin := testenv.NeedsBinaries(t)
 	// Short: a socket's path has a limit.
 	data, err := os.MkdirTemp("", "warren-dt-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(data) })
+	h := serveHarness(t, data)
+	h.Name, h.Boundary = "gvisor over the socket", "kernel"
+	h.Processes = func(t testing.TB, id warren.SandboxID) []int {
+		own := h.Alias(id)
+		if own == "" {
+			return nil
+		}
+		pids, err := hostproc.Naming(string(own))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pids
+	}
+	return h
+}
+
+// serveHarness starts a daemon on a directory, with more variables of its environment. The caller adds what the harness
+// says of the daemon's driver.
+func serveHarness(t *testing.T, data string, env ...string) drivertest.Harness {
+	t.Helper()
+	bin := testenv.NeedsBinaries(t)
 	before, err := testenv.TakeSnapshot(data)
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +312,7 @@ func daemonHarness(t *testing.T) drivertest.Harness {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(bin.Warren, "serve")
-	cmd.Env = append(os.Environ(), "WARREN_HOME="+data)
+	cmd.Env = append(append(os.Environ(), "WARREN_HOME="+data), env...)
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -315,8 +336,6 @@ func daemonHarness(t *testing.T) drivertest.Harness {
 	first := connectSocket(t, socket, ids)
 	t.Cleanup(func() { first.Close() })
 	return drivertest.Harness{
-		Name:         "gvisor over the socket",
-		Boundary:     "kernel",
 		Commands:     true,
 		Initialized:  true,
 		Asynchronous: true,
@@ -327,18 +346,7 @@ func daemonHarness(t *testing.T) drivertest.Harness {
 		Spec: func(_ testing.TB, id warren.SandboxID) *driver.Spec {
 			return &driver.Spec{ID: id, Limits: limits}
 		},
-		Processes: func(t testing.TB, id warren.SandboxID) []int {
-			own := first.alias(id)
-			if own == "" {
-				return nil
-			}
-			pids, err := hostproc.Naming(string(own))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pids
-		},
-		Lacks: socketLacks,
+		Lacks: maps.Clone(socketLacks),
 	}
 }
 
