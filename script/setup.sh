@@ -38,8 +38,9 @@ test)
 	need pgrep procps
 	need unshare util-linux
 	need xz xz-utils
-	# Its programs alone: the tests start engines of their own.
+	# Their programs alone: the tests start engines of their own.
 	need dockerd docker.io
+	need podman podman
 	;;
 bench)
 	need bwrap bubblewrap

@@ -541,3 +541,43 @@ func TestNewRefuses(t *testing.T) {
 		t.Errorf("Check without an engine: %+v", c)
 	}
 }
+
+// TestPodman runs a sandbox on Podman's compatible service.
+func TestPodman(t *testing.T) {
+	testenv.NeedsTool(t, "podman")
+	e := newEnv(t, dockertest.Config{Podman: true}, func(o *docker.Options) {
+		o.Accept = append(o.Accept, docker.AcceptNoUserNamespace)
+	})
+	dir := filepath.Join(t.TempDir(), "work")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, driver.DiskIDBase, driver.DiskIDBase); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range e.d.Check(e.ctx()) {
+		t.Logf("%s: %s: %s", c.Status, c.Name, c.Message)
+	}
+	spec := e.spec()
+	spec.Mounts = []driver.Mount{{Source: dir, Target: "/workspace", Writable: true, Owner: driver.Owner{IDBase: driver.DiskIDBase}}}
+	if err := e.d.Create(e.ctx(), spec); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.run(spec.ID, "set -e; id -u; hostname; echo text > /workspace/file; grep -E 'Seccomp:|NoNewPrivs' /proc/self/status"); got != "0\nbox\nNoNewPrivs:\t1\nSeccomp:\t2" {
+		t.Errorf("inside: %q", got)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "file")); string(text) != "text\n" {
+		t.Errorf("on the host: %q, %v", text, err)
+	}
+	if err := e.d.Create(e.ctx(), spec); !errors.Is(err, warren.ErrExists) {
+		t.Errorf("Create again: %v", err)
+	}
+	if st, err := e.d.Stats(e.ctx(), spec.ID); err != nil || st.Memory == 0 {
+		t.Errorf("Stats: %+v, %v", st, err)
+	}
+	again := e.open()
+	if list, err := again.List(e.ctx()); err != nil || len(list) != 1 || list[0].State != driver.Running {
+		t.Errorf("List of a driver opened anew: %+v, %v", list, err)
+	}
+	e.clean()
+}

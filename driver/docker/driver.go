@@ -115,6 +115,9 @@ func New(opts Options) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker driver: %w", err)
 	}
+	if err := writeFilter(opts.StateDir); err != nil {
+		return nil, fmt.Errorf("docker driver: %w", err)
+	}
 	api, err := client.New(client.WithHost(host), client.WithUserAgent("warren"))
 	if err != nil {
 		return nil, fmt.Errorf("docker driver: %w", err)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,7 +30,9 @@ type engine struct {
 	// base is the host id that stands for a container's 0.
 	base uint32
 	// userns says that base is not an id of the host's own users.
-	userns   bool
+	userns bool
+	// podman says that it is Podman's service, which takes a system call filter as a file.
+	podman   bool
 	findings []finding
 }
 
@@ -60,7 +63,12 @@ func (d *Driver) askEngine(ctx context.Context) (*engine, error) {
 	if err != nil {
 		return nil, d.engineError(ctx, err)
 	}
+	v, err := d.api.ServerVersion(ctx, client.ServerVersionOptions{})
+	if err != nil {
+		return nil, d.engineError(ctx, err)
+	}
 	e = &engine{info: res.Info, version: d.api.ClientVersion(), asked: time.Now()}
+	e.podman = slices.ContainsFunc(v.Components, func(c system.ComponentVersion) bool { return strings.Contains(c.Name, "Podman") })
 	e.ids()
 	e.judge()
 	d.mu.Lock()
@@ -243,11 +251,16 @@ type plan struct {
 	ownKernel bool
 	base      uint32
 	quota     bool
+	// filter is the system call filter, or the file that it is in.
+	filter string
 }
 
 // plan decides how a sandbox would run, or why it must not.
 func (d *Driver) plan(e *engine, options map[string]string) (*plan, error) {
-	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == ""}
+	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == "", filter: systemCallFilter()}
+	if e.podman {
+		p.filter = filepath.Join(d.opts.StateDir, filterFile)
+	}
 	if r := options[optionRuntime]; r != "" {
 		p.runtime = r
 	}

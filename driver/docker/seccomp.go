@@ -4,6 +4,9 @@ package docker
 
 import (
 	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -30,6 +33,29 @@ var systemCallFilter = sync.OnceValue(func() string {
 	}
 	return string(text)
 })
+
+// filterFile holds the filter in the state directory, for engines that take it from there.
+const filterFile = "seccomp.json"
+
+// writeFilter writes the filter of this program's version, whole or not at all.
+func writeFilter(dir string) error {
+	name := filepath.Join(dir, filterFile)
+	if text, err := os.ReadFile(name); err == nil && string(text) == systemCallFilter() {
+		return nil
+	}
+	tmp, err := os.CreateTemp(dir, ".seccomp-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.WriteString(systemCallFilter())
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	if err != nil {
+		os.Remove(tmp.Name())
+	}
+	return err
+}
 
 // allowedSockets is what a sandbox needs whose network is a loopback: local ones, IP, and questions about its own network.
 var allowedSockets = [][]specs.LinuxSeccompArg{

@@ -110,7 +110,7 @@ func containerOf(spec *driver.Spec, p *plan, image string, s *stage, labels map[
 	}
 	host := &container.HostConfig{
 		Runtime: p.runtime, NetworkMode: "none", IpcMode: container.IPCModePrivate, CgroupnsMode: container.CgroupnsModePrivate,
-		CapDrop: []string{"ALL"}, CapAdd: guestCapabilities, SecurityOpt: []string{"no-new-privileges", "seccomp=" + systemCallFilter()},
+		CapDrop: []string{"ALL"}, CapAdd: guestCapabilities, SecurityOpt: []string{"no-new-privileges", "seccomp=" + p.filter},
 		MaskedPaths:   maskedPaths,
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		// Programs look up their own name. The engine would copy the host's resolvers otherwise.

@@ -42,6 +42,8 @@ type Config struct {
 	DiskSize int64
 	// NoUserNamespaces lets containers run with the host's ids.
 	NoUserNamespaces bool
+	// Podman makes it Podman's service in place of Docker's daemon. It has no user namespaces then, and no runtime but runc.
+	Podman bool
 }
 
 // Engine is a running engine.
@@ -70,7 +72,12 @@ func Start(t testing.TB, c Config) *Engine {
 	t.Helper()
 	testenv.NeedsRoot(t)
 	testenv.NeedsMountNamespace(t)
-	testenv.NeedsTool(t, "dockerd", "containerd", "runc", "mkfs.ext4", "unshare", "ip")
+	testenv.NeedsTool(t, "runc", "mkfs.ext4", "unshare", "ip")
+	daemon := "dockerd"
+	if c.Podman {
+		daemon, c.NoRuntimes = "podman", true
+	}
+	testenv.NeedsTool(t, daemon)
 	// The path is short: sockets lie below it.
 	base, err := os.MkdirTemp("", "wdk")
 	if err != nil {
@@ -81,7 +88,7 @@ func Start(t testing.TB, c Config) *Engine {
 		os.RemoveAll(base)
 		t.Fatal(err)
 	}
-	e.outer = exec.Command("sh", "-c", outerScript, "sh", base, innerScript, e.group())
+	e.outer = exec.Command("sh", "-c", outerScript, "sh", base, innerScript, e.group(), daemon)
 	// A signal to the test's process group must not reach what cleans up after it.
 	e.outer.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	e.outer.Stdout, e.outer.Stderr = &e.log, &e.log
@@ -155,6 +162,14 @@ func (e *Engine) prepare(c Config) error {
 		if err := os.WriteFile(filepath.Join(e.Base, name), append(was, add...), 0o644); err != nil {
 			return err
 		}
+	}
+	// Podman asks by default for higher limits than a machine may give.
+	if err := os.MkdirAll(filepath.Join(e.Base, "etc/containers"), 0o755); err != nil {
+		return err
+	}
+	conf := fmt.Sprintf("[containers]\ndefault_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]\n[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\ntmp_dir = %q\n", filepath.Join(e.Base, "exec/tmp"))
+	if err := os.WriteFile(filepath.Join(e.Base, "etc/containers/containers.conf"), []byte(conf), 0o644); err != nil {
+		return err
 	}
 	return os.WriteFile(filepath.Join(e.Base, "daemon.json"), text, 0o644)
 }

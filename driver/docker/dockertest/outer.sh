@@ -1,8 +1,8 @@
 # Runs an engine in namespaces of its own until standard input ends, and then removes what those do not: the directory, its
-# mount, control groups. $1 is the directory, $2 what runs inside, $3 the name of the control groups.
+# mount, control groups. $1 is the directory, $2 what runs inside, $3 the name of the control groups, $4 dockerd or podman.
 base=$1
 mount --bind "$base/shared" "$base/shared" && mount --make-shared "$base/shared" || exit 1
-unshare --mount --net --pid --ipc --uts --fork --propagation slave sh -c "$2" sh "$base"
+unshare --mount --net --pid --ipc --uts --fork --propagation slave sh -c "$2" sh "$base" "$4"
 umount -l "$base/shared"
 for group in /sys/fs/cgroup/*/"$3" /sys/fs/cgroup/"$3"; do
 	[ -d "$group" ] || continue
