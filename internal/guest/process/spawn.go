@@ -1,6 +1,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"syscall"
@@ -52,6 +53,11 @@ func (s spawner) spawn(path string, argv []string, attr *syscall.ProcAttr) (int,
 // stop the guest itself with it, and read its memory.
 var ownCapabilities = []uint{unix.CAP_SYS_RESOURCE, unix.CAP_SYS_PTRACE}
 
+func noNewPrivileges() bool {
+	v, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	return err == nil && v == 1
+}
+
 // dropOwn takes ownCapabilities from the calling thread.
 func dropOwn() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -64,8 +70,9 @@ func dropOwn() error {
 		if set.Effective&bit|set.Permitted&bit|set.Inheritable&bit == 0 {
 			continue
 		}
-		// A program that root executes gets what is in the bounding set.
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
+		// A program that root executes gets what is in the bounding set, but with no_new_privs no more than it had, and the
+		// guest may then lack the right to change the set.
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && !(errors.Is(err, unix.EPERM) && noNewPrivileges()) {
 			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
 		}
 		set.Effective, set.Permitted, set.Inheritable = set.Effective&^bit, set.Permitted&^bit, set.Inheritable&^bit
