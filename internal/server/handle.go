@@ -153,31 +153,26 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, f *wire.Fault) {
 	f.Write(w, r)
 }
 
-// bounded gives a request a time to deliver its body. What comes after the body may take longer.
+// bounded gives a request a time to deliver its body. What comes after the body may take longer: net/http lifts the deadline when it
+// has read the end.
 func (s *Server) bounded(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength == 0 {
 		return
 	}
-	control := http.NewResponseController(w)
-	if control.SetReadDeadline(time.Now().Add(s.opts.BodyTimeout)) == nil {
-		r.Body = &boundedBody{r.Body, control, w.Header()}
-	}
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.opts.BodyTimeout))
+	r.Body = &boundedBody{r.Body, w.Header()}
 }
 
 type boundedBody struct {
 	io.ReadCloser
-	control *http.ResponseController
-	header  http.Header
+	header http.Header
 }
 
 // Read implements io.Reader.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	switch {
-	case err == io.EOF:
-		// net/http reads on, to notice when the caller goes away; that must not end with the deadline.
-		b.control.SetReadDeadline(time.Time{})
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// What still comes of the body is no next request.
 		b.header.Set("Connection", "close")
 	}
 	return n, err

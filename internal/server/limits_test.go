@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,7 +90,16 @@ func TestRefusedAtOnce(t *testing.T) {
 // TestBodyTimeout cuts a call whose message does not come, and nothing that lasts for other reasons.
 func TestBodyTimeout(t *testing.T) {
 	const limit = 300 * time.Millisecond
-	s := servertest.New(t, func(o *server.Options) { o.BodyTimeout, o.IdleTimeout = limit, limit })
+	var slow atomic.Value // the name of a call
+	s := servertest.New(t, func(o *server.Options) {
+		o.BodyTimeout, o.IdleTimeout = limit, limit
+		o.Engine.(*servertest.Engine).Fail = func(call string) error {
+			if call == slow.Load() {
+				time.Sleep(3 * limit)
+			}
+			return nil
+		}
+	})
 	base := s.TCP()
 	ctx := t.Context()
 	alice := s.User(base, "alice")
@@ -106,28 +116,59 @@ func TestBodyTimeout(t *testing.T) {
 		ends(t, c, 5*time.Second)
 	}
 
-	slow := func(name string) {
-		s.Engine.Fail = func(call string) error {
-			if call == name {
-				time.Sleep(3 * limit)
-			}
-			return nil
-		}
-	}
 	t.Run("a long call", func(t *testing.T) {
-		slow("Get")
+		slow.Store("Get")
 		res := do(t, "POST", base+warrenv1connect.SandboxServiceGetSandboxProcedure, "token-of-alice", `{"id":"`+string(sb.ID)+`"}`, "Content-Type", "application/json")
 		if body := text(res); res.StatusCode != 200 {
 			t.Errorf("%s %s", res.Status, body)
 		}
 	})
+	t.Run("over HTTP/2", func(t *testing.T) {
+		transport := &http.Transport{Protocols: new(http.Protocols)}
+		transport.Protocols.SetUnencryptedHTTP2(true)
+		defer transport.CloseIdleConnections()
+		call := func(path string, body io.Reader) string {
+			req, err := http.NewRequestWithContext(ctx, "POST", base+path, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer token-of-alice")
+			req.Header.Set("Content-Type", "application/json")
+			res, err := transport.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			return fmt.Sprint(res.ProtoMajor, " ", res.StatusCode, " ", text(res))
+		}
+		if got := call(warrenv1connect.SandboxServiceGetSandboxProcedure, strings.NewReader(`{"id":"`+string(sb.ID)+`"}`)); !strings.HasPrefix(got, "2 200 ") {
+			t.Error(got)
+		}
+		r, w := io.Pipe()
+		defer w.Close()
+		began := time.Now()
+		if got := call(versionPath, r); strings.HasPrefix(got, "2 200 ") || time.Since(began) > 5*time.Second {
+			t.Errorf("a body that does not come, after %v: %s", time.Since(began), got)
+		}
+	})
 	t.Run("a long answer", func(t *testing.T) {
-		slow("Create")
+		slow.Store("Create")
 		if _, err := alice.Create(ctx, warren.Spec{}); err != nil {
 			t.Error(err)
 		}
 	})
-	s.Engine.Fail = nil
+	slow.Store("")
+	t.Run("a watch", func(t *testing.T) {
+		// Its context ends when net/http takes the client for gone.
+		res := do(t, "POST", base+warrenv1connect.SandboxServiceWatchEventsProcedure, "token-of-alice", "\x00\x00\x00\x00\x02{}", "Content-Type", "application/connect+json")
+		end := make(chan string, 1)
+		go func() { end <- text(res) }()
+		select {
+		case all := <-end:
+			t.Errorf("the stream ended: %s %q", res.Status, all)
+		case <-time.After(4 * limit):
+		}
+	})
 	t.Run("an upload", func(t *testing.T) {
 		r, w := io.Pipe()
 		go func() {
