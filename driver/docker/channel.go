@@ -94,6 +94,10 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 // otherPortTries is how often the channel is made anew for a port other than the guest's, which nobody waits for.
 const otherPortTries = 3
 
+// answerTime is how long a guest may take to answer a dial before its channel counts as broken. A guest that is alive answers
+// at once, or after the few seconds that it gives a dial of its own.
+const answerTime = 20 * time.Second
+
 func (d *Driver) dial(ctx context.Context, id warren.SandboxID, port uint16) (net.Conn, error) {
 	if !validID(id) {
 		return nil, warren.ErrNotFound
@@ -114,7 +118,10 @@ func (d *Driver) dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 		}
 		if err == nil {
 			var conn *channel.Conn
-			if conn, err = h.Dial(ctx, port); err == nil {
+			patient, cancel := context.WithTimeout(ctx, answerTime)
+			conn, err = h.Dial(patient, port)
+			cancel()
+			if err == nil {
 				return conn, nil
 			}
 			switch {
@@ -123,7 +130,8 @@ func (d *Driver) dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 			case errors.Is(err, channel.ErrRefused):
 				return nil, fmt.Errorf("nothing listens there: %w", warren.ErrUnavailable)
 			}
-			// The channel broke. One that answers nonsense is made anew as well.
+			// The channel broke. One that answers nonsense, or nothing because root inside has stopped the relay, is made anew
+			// as well.
 			h.Close()
 		}
 		if err != nil && (errors.Is(err, warren.ErrNotFound) || errors.Is(err, warren.ErrState)) {

@@ -25,29 +25,16 @@ func TestDockerEscape(t *testing.T)      { drivertest.Escape(t, dockerHarness(t,
 func TestDockerRunsc(t *testing.T)       { drivertest.Run(t, dockerHarness(t, "runsc")) }
 func TestDockerRunscEscape(t *testing.T) { drivertest.Escape(t, dockerHarness(t, "runsc")) }
 
-// TestPodman runs the suite on Podman's compatible service. It has no user namespaces in common for all containers, so
-// that is accepted, and the escape cases, which want them, are left to Docker.
-func TestPodman(t *testing.T) {
-	h := engineHarness(t, "", dockertest.Config{Podman: true}, docker.AcceptNoUserNamespace)
-	h.Name = "podman-runc"
-	drivertest.Run(t, h)
-}
-
 // dockerHarness is the Docker driver on an engine of its own. An empty runtime is the engine's default, runc.
 func dockerHarness(t *testing.T, runtime string) drivertest.Harness {
 	t.Helper()
-	return engineHarness(t, runtime, dockertest.Config{})
-}
-
-func engineHarness(t *testing.T, runtime string, config dockertest.Config, accept ...string) drivertest.Harness {
-	t.Helper()
 	guest := testenv.NeedsBinary(t, "warren-guest")
 	root := dockertest.Image(t)
-	engine := dockertest.Start(t, config)
+	engine := dockertest.Start(t, dockertest.Config{})
 	api := engine.Client()
 	opts := docker.Options{
 		StateDir: filepath.Join(engine.Shared, "docker"), GuestPath: guest, Host: engine.Host, Runtime: runtime, Logger: slog.New(slog.DiscardHandler),
-		Accept: append(accept, docker.AcceptNoDiskLimit),
+		Accept: []string{docker.AcceptNoDiskLimit},
 	}
 	h := drivertest.Harness{
 		Name:     "docker-runc",
