@@ -8,6 +8,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"time"
@@ -202,6 +203,37 @@ type Stats struct {
 type Statser interface {
 	Stats(ctx context.Context, id warren.SandboxID) (Stats, error)
 }
+
+// Image describes what a snapshot wrote.
+type Image struct {
+	// Size is the bytes of disk that it takes.
+	Size int64
+}
+
+// Snapshotter keeps an instant of a running sandbox on disk: memory, processes with what they have open, terminals and
+// the root overlay, but nothing of what the spec mounted. A driver without it can only start sandboxes cold.
+type Snapshotter interface {
+	// Snapshot writes an image of a running sandbox into dir, an empty directory, and returns when it is on disk for
+	// good. With freeze the sandbox stands still from the instant of the image on, so that its mounts can be kept along
+	// with it, until Thaw lets it run on or Delete ends it. Else, and whenever Snapshot fails or ctx ends, the sandbox
+	// runs on, and after a failure dir is empty. A sandbox that does not exist gives [warren.ErrNotFound], one that has
+	// died [warren.ErrState].
+	Snapshot(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (Image, error)
+
+	// Thaw lets a frozen sandbox run on; one that runs is left alone.
+	Thaw(ctx context.Context, id warren.SandboxID) error
+
+	// Restore is Create, but the sandbox goes on from the image in dir instead of booting. Before anything of it runs, the
+	// whole image is compared with its checksums; what differs returns an error that matches [ErrImage]. The spec must
+	// have the root and the mount targets of the snapshotted sandbox, on whose files the image relies; it may name another
+	// id, other directories and other limits than that of the disk. An image that this host or this build of the driver
+	// cannot go on from is refused with [errors.ErrUnsupported]. The image stays, and may be restored any number of times.
+	// Connections into the sandbox are not restored: they have ended for both sides.
+	Restore(ctx context.Context, spec *Spec, dir string) error
+}
+
+// ErrImage is matched by the error of a restore whose image is damaged or incomplete.
+var ErrImage = errors.New("the image is damaged")
 
 // Checker looks at the host.
 type Checker interface {

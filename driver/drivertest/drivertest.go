@@ -83,7 +83,7 @@ func Run(t *testing.T, h Harness) {
 	table := NewTable(h.Name, "conformance")
 	able := h.abilities(t)
 	var cases []testCase
-	for _, group := range [][]testCase{lifecycleCases, dialCases, mountCases, limitCases} {
+	for _, group := range [][]testCase{lifecycleCases, dialCases, mountCases, limitCases, snapshotCases} {
 		cases = append(cases, group...)
 	}
 	for _, tc := range cases {
@@ -99,6 +99,7 @@ const (
 	watches  = "Watcher"
 	measures = "Statser"
 	checks   = "Checker"
+	freezes  = "Snapshotter"
 )
 
 // abilities returns the optional parts that the driver has.
@@ -110,6 +111,7 @@ func (h *Harness) abilities(t *testing.T) map[string]bool {
 	_, able[watches] = driver.As[driver.Watcher](d)
 	_, able[measures] = driver.As[driver.Statser](d)
 	_, able[checks] = driver.As[driver.Checker](d)
+	_, able[freezes] = driver.As[driver.Snapshotter](d)
 	return able
 }
 

@@ -69,11 +69,12 @@ func New(o Options) *Driver {
 }
 
 var (
-	_ driver.Driver    = (*Driver)(nil)
-	_ driver.Describer = (*Driver)(nil)
-	_ driver.Watcher   = (*Driver)(nil)
-	_ driver.Statser   = (*Driver)(nil)
-	_ driver.Checker   = (*Driver)(nil)
+	_ driver.Driver      = (*Driver)(nil)
+	_ driver.Describer   = (*Driver)(nil)
+	_ driver.Watcher     = (*Driver)(nil)
+	_ driver.Statser     = (*Driver)(nil)
+	_ driver.Snapshotter = (*Driver)(nil)
+	_ driver.Checker     = (*Driver)(nil)
 )
 
 // World of the driver.
@@ -139,11 +140,15 @@ func (d *Driver) check(spec *driver.Spec) error {
 
 // Create implements [driver.Driver].
 func (d *Driver) Create(ctx context.Context, spec *driver.Spec) error {
+	return d.create(ctx, spec, OpCreate)
+}
+
+func (d *Driver) create(ctx context.Context, spec *driver.Spec, op Op) error {
 	if err := d.check(spec); err != nil {
 		return err
 	}
 	w := d.world
-	b := &box{state: driver.Creating, limits: spec.Limits, started: time.Now()}
+	b := &box{state: driver.Creating, limits: spec.Limits, root: spec.Root.Digest, started: time.Now()}
 	for _, m := range spec.Mounts {
 		b.mounts = append(b.mounts, m.Target)
 	}
@@ -157,7 +162,7 @@ func (d *Driver) Create(ctx context.Context, spec *driver.Spec) error {
 	w.mu.Unlock()
 	half := false
 	if err == nil {
-		half, err = d.before(ctx, OpCreate, d.opts.CreateLatency)
+		half, err = d.before(ctx, op, d.opts.CreateLatency)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,6 +221,9 @@ func (d *Driver) List(ctx context.Context) ([]driver.Status, error) {
 // Dial implements [driver.Driver].
 func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (net.Conn, error) {
 	if _, err := d.before(ctx, OpDial, 0); err != nil {
+		return nil, err
+	}
+	if err := d.moving(ctx, id); err != nil {
 		return nil, err
 	}
 	if port != warren.GuestPort {

@@ -35,6 +35,8 @@ type box struct {
 	state   driver.State
 	limits  driver.Limits
 	mounts  []string // targets
+	root    string
+	frozen  bool
 	exit    *driver.Exit
 	conns   map[io.Closer]struct{}
 	started time.Time
@@ -45,6 +47,8 @@ type record struct {
 	State  driver.State
 	Limits driver.Limits
 	Mounts []string     `json:",omitempty"`
+	Root   string       `json:",omitempty"`
+	Frozen bool         `json:",omitempty"`
 	Exit   *driver.Exit `json:",omitempty"`
 }
 
@@ -58,6 +62,10 @@ const (
 	OpList   Op = "list"
 	OpDial   Op = "dial"
 	OpStats  Op = "stats"
+
+	OpSnapshot Op = "snapshot"
+	OpThaw     Op = "thaw"
+	OpRestore  Op = "restore"
 )
 
 // Fault is what happens to an operation.
@@ -110,7 +118,7 @@ func OpenWorld(dir string) (*World, error) {
 		if err := json.Unmarshal(data, &r); err != nil {
 			return nil, fmt.Errorf("fake world %s: %w", e.Name(), err)
 		}
-		w.boxes[warren.SandboxID(id)] = &box{state: r.State, limits: r.Limits, mounts: r.Mounts, exit: r.Exit, started: time.Now()}
+		w.boxes[warren.SandboxID(id)] = &box{state: r.State, limits: r.Limits, mounts: r.Mounts, root: r.Root, frozen: r.Frozen, exit: r.Exit, started: time.Now()}
 	}
 	return w, nil
 }
@@ -120,7 +128,7 @@ func (w *World) save(id warren.SandboxID, b *box) error {
 	if w.dir == "" {
 		return nil
 	}
-	data, err := json.Marshal(record{b.state, b.limits, b.mounts, b.exit})
+	data, err := json.Marshal(record{b.state, b.limits, b.mounts, b.root, b.frozen, b.exit})
 	if err != nil {
 		return err
 	}
