@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 )
 
@@ -95,7 +96,7 @@ func (d *Driver) roundTrip(ctx context.Context, req *protocol.Request, files ...
 		c.CloseWrite()
 		c.SetReadDeadline(time.Now().Add(20 * time.Second))
 		a = <-got
-		if a.err == nil && a.r.Error == nil && (req.Op == protocol.OpCreate || req.Op == protocol.OpDelete) {
+		if a.err == nil && a.r.Error == nil && (req.Op == protocol.OpCreate || req.Op == protocol.OpDelete || req.Op == protocol.OpSnapshot) {
 			break // it was done before the cancellation arrived
 		}
 		c.Close()
@@ -108,7 +109,7 @@ func (d *Driver) roundTrip(ctx context.Context, req *protocol.Request, files ...
 	case a.err != nil:
 		c.Close()
 		if errors.Is(a.err, io.ErrUnexpectedEOF) || errors.Is(a.err, unix.ECONNRESET) || errors.Is(a.err, unix.EPIPE) {
-			if req.Op == protocol.OpCreate {
+			if req.Op == protocol.OpCreate || req.Op == protocol.OpSnapshot {
 				return nil, nil, errLost
 			}
 			return nil, nil, errNoKeeper // the others may be repeated
@@ -136,6 +137,8 @@ func decodeError(ctx context.Context, e *protocol.Error) error {
 		sentinel = warren.ErrUnavailable
 	case protocol.KindUnsupported:
 		sentinel = errors.ErrUnsupported
+	case protocol.KindImage:
+		sentinel = driver.ErrImage
 	case protocol.KindCanceled:
 		if sentinel = ctx.Err(); sentinel == nil {
 			sentinel = context.Canceled
@@ -312,12 +315,12 @@ func (d *Driver) goneFunc() (func(context.Context) error, error) {
 func buildID(path string) (string, error) {
 	f, err := elf.Open(path)
 	if err != nil {
-		return "", fmt.Errorf("read the build id of the runtime binary: %w", err)
+		return "", fmt.Errorf("read the build id of %s: %w", filepath.Base(path), err)
 	}
 	defer f.Close()
 	s := f.Section(".note.go.buildid")
 	if s == nil {
-		return "", errors.New("the runtime binary has no Go build id")
+		return "", fmt.Errorf("%s has no Go build id", filepath.Base(path))
 	}
 	b, err := s.Data()
 	if err != nil {

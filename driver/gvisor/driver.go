@@ -42,7 +42,7 @@ type Options struct {
 }
 
 // Driver is the gVisor driver. It implements [driver.Driver], [driver.Describer], [driver.Watcher],
-// [driver.Statser] and [driver.Checker].
+// [driver.Statser], [driver.Snapshotter] and [driver.Checker].
 type Driver struct {
 	opts Options
 	log  *slog.Logger
@@ -54,11 +54,12 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver    = (*Driver)(nil)
-	_ driver.Describer = (*Driver)(nil)
-	_ driver.Watcher   = (*Driver)(nil)
-	_ driver.Statser   = (*Driver)(nil)
-	_ driver.Checker   = (*Driver)(nil)
+	_ driver.Driver      = (*Driver)(nil)
+	_ driver.Describer   = (*Driver)(nil)
+	_ driver.Watcher     = (*Driver)(nil)
+	_ driver.Statser     = (*Driver)(nil)
+	_ driver.Snapshotter = (*Driver)(nil)
+	_ driver.Checker     = (*Driver)(nil)
 )
 
 // New opens the driver on a state directory. It starts a keeper, or replaces one of another build, so that sandboxes
@@ -102,6 +103,11 @@ func (d *Driver) Info() driver.Info {
 
 // Create boots a sandbox, see [driver.Driver].
 func (d *Driver) Create(ctx context.Context, spec *driver.Spec) error {
+	return d.create(ctx, spec, nil)
+}
+
+// create boots a sandbox, or makes one that goes on from an image.
+func (d *Driver) create(ctx context.Context, spec *driver.Spec, image *os.File) error {
 	if err := checkSpec(spec); err != nil {
 		return fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
@@ -111,7 +117,12 @@ func (d *Driver) Create(ctx context.Context, spec *driver.Spec) error {
 	if err != nil {
 		return fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
-	_, err = d.call(ctx, &protocol.Request{Op: protocol.OpCreate, Spec: msg}, files...)
+	sent := files
+	if image != nil {
+		at := len(files)
+		msg.Image, sent = &at, append(slices.Clip(files), image)
+	}
+	_, err = d.call(ctx, &protocol.Request{Op: protocol.OpCreate, Spec: msg}, sent...)
 	if errors.Is(err, errLost) {
 		// The keeper died in the middle. The next one undoes what it finds half made; make sure of it.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
@@ -220,10 +231,13 @@ func (d *Driver) encode(spec *driver.Spec) (*protocol.Spec, []*os.File, error) {
 		return len(files) - 1, nil
 	}
 	m := &protocol.Spec{
-		ID: string(spec.ID), Hostname: spec.Hostname, Env: spec.Env, Labels: spec.Labels, Debug: d.opts.Debug,
+		ID: string(spec.ID), Hostname: spec.Hostname, Env: spec.Env, Labels: spec.Labels, Debug: d.opts.Debug, Root: spec.Root.Digest,
 		Limits: protocol.Limits{CPUMillis: spec.Limits.CPUMillis, Memory: spec.Limits.Memory, Disk: spec.Limits.Disk, PIDs: spec.Limits.PIDs},
 	}
 	var err error
+	if m.GuestBuild, err = buildID(d.opts.GuestPath); err != nil {
+		return nil, files, fmt.Errorf("the guest binary: %w", err)
+	}
 	if m.Guest, err = clone(unix.AT_FDCWD, d.opts.GuestPath, 0); err != nil {
 		return nil, files, fmt.Errorf("open the guest binary: %w", err)
 	}

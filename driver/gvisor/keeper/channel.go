@@ -36,6 +36,19 @@ var errRefused = errors.New("connection refused")
 type channel struct {
 	session *yamux.Session
 	conn    *frameConn
+	// forward is the connection that gVisor forwards to the guest's port, if the channel goes that way.
+	forward *net.UnixConn
+}
+
+// hangUp ends a forwarded channel and waits until gVisor has let go of it too, which it cannot save. A guest that does
+// not close its end makes the wait long, and the snapshot fail.
+func (c *channel) hangUp() {
+	c.forward.CloseWrite()
+	select {
+	case <-c.session.CloseChan():
+	case <-time.After(2 * time.Second):
+	}
+	c.session.Close()
 }
 
 func newChannel(c net.Conn) (*channel, error) {
@@ -221,7 +234,13 @@ func reattach(kernel *gsandbox.Sandbox, token string) (*channel, error) {
 		return nil, err
 	}
 	conn.SetDeadline(time.Time{})
-	return newChannel(r)
+	ch, err := newChannel(r)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	ch.forward, _ = conn.(*net.UnixConn)
+	return ch, nil
 }
 
 // upgrade makes a connection to the guest's HTTP server a channel.

@@ -321,6 +321,13 @@ func (k *Keeper) handle(c *net.UnixConn) {
 		reply(&protocol.Response{}, k.delete(req.ID))
 	case protocol.OpList:
 		reply(&protocol.Response{Statuses: k.list()}, nil)
+	case protocol.OpSnapshot:
+		ctx, cancel := untilClosed(c)
+		defer cancel()
+		n, err := k.snapshot(ctx, req.ID, files, req.Freeze)
+		reply(&protocol.Response{Size: n}, err)
+	case protocol.OpThaw:
+		reply(&protocol.Response{}, k.thaw(req.ID))
 	case protocol.OpStats:
 		s, err := k.stats(req.ID)
 		reply(&protocol.Response{Stats: s}, err)

@@ -42,6 +42,10 @@ type meta struct {
 	Gofer   process        `json:"gofer"`
 	Group   cgroup         `json:"group,omitempty"`
 	Exit    *protocol.Exit `json:"exit,omitempty"`
+	// Frozen says whether the sandbox stands still.
+	Frozen frozen `json:"frozen,omitempty"`
+	// Base is what an image of the sandbox relies on.
+	Base base `json:"base"`
 }
 
 func sandboxDir(id string) string { return filepath.Join(sandboxesDir, id) }

@@ -31,7 +31,9 @@ type sandbox struct {
 	created chan struct{}
 	// work is held by whoever creates, buries or deletes.
 	work sync.Mutex
-	cont *container.Container
+	// still is held by whoever freezes or thaws, for as long as an image is written.
+	still sync.Mutex
+	cont  *container.Container
 
 	mu       sync.Mutex
 	meta     meta
@@ -88,6 +90,16 @@ func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.Fi
 			err = errors.Join(err, derr)
 		}
 	}()
+	var img *image
+	if spec.Image != nil {
+		if img, err = openImage(ctx, files[*spec.Image]); err != nil {
+			return err
+		}
+		if err := img.fits(k.build, spec); err != nil {
+			return err
+		}
+		s.meta.Token = img.Token
+	}
 	// In the order in which they came, as many at a time as there are processors.
 	if err := k.starts.Acquire(ctx, 1); err != nil {
 		return canceled
@@ -119,7 +131,7 @@ func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.Fi
 	if ctx.Err() != nil {
 		return canceled
 	}
-	if err := k.boot(ctx, s, spec, st); err != nil {
+	if err := k.boot(ctx, s, spec, st, img); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -159,6 +171,7 @@ func checkSpec(spec *protocol.Spec, files int) error {
 	for _, m := range spec.Mounts {
 		valid = valid && ok(m.FD)
 	}
+	valid = valid && (spec.Image == nil || ok(*spec.Image))
 	if !valid {
 		return protocol.Errorf(protocol.KindInvalid, "a descriptor of the spec is missing")
 	}
@@ -185,7 +198,7 @@ func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandb
 		attach: make(chan struct{}, 1),
 		meta: meta{
 			ID: spec.ID, State: stateCreating, Range: i, Token: rand.Text(), Limits: spec.Limits,
-			Labels: spec.Labels, Created: time.Now().UTC(), Group: k.cgroups.group(spec.ID),
+			Labels: spec.Labels, Created: time.Now().UTC(), Group: k.cgroups.group(spec.ID), Base: baseOf(spec),
 		},
 	}
 	s.group = s.meta.Group
@@ -196,10 +209,14 @@ func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandb
 
 // boot starts gVisor and the guest. The sandbox's processes are in their control group when it returns; until then
 // only gVisor itself and the guest's start have run.
-func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *stage) error {
+func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *stage, img *image) error {
 	conf, err := k.configFor(spec)
 	if err != nil {
 		return err
+	}
+	if img != nil {
+		// The range of ids, the limits and the token are not those of the image. What must be alike was compared.
+		conf.RestoreSpecValidation = config.RestoreSpecValidationIgnore
 	}
 	oci := ociSpec(spec, st, s.meta.Token, idRange(s.meta.Range))
 	bundle, err := writeBundle(spec, k.instance, oci)
@@ -234,6 +251,9 @@ func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *
 	}
 	if ctx.Err() != nil {
 		return canceled
+	}
+	if img != nil {
+		return k.restore(ctx, s, conf, img)
 	}
 	// Moving a process waits for the kernel's next grace period, so it goes along with the start.
 	placed := make(chan error, 1)
@@ -527,10 +547,13 @@ func (s *sandbox) open(ctx context.Context) (*channel, error) {
 // reopen opens a new channel, unless somebody else was first.
 func (s *sandbox) reopen() (*channel, error) {
 	s.mu.Lock()
-	ch, kernel, token := s.channel, s.kernel, s.meta.Token
+	ch, kernel, token, stopped := s.channel, s.kernel, s.meta.Token, s.meta.Frozen == stands
 	s.mu.Unlock()
 	if !ch.closed() {
 		return ch, nil
+	}
+	if stopped {
+		return nil, errors.New("the sandbox stands still")
 	}
 	ch, err := reattach(kernel, token)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 )
 
 // Version is the version of the protocol. A keeper of another version is replaced.
-const Version = 1
+const Version = 2
 
 // Socket and the other names are the files in a driver's state directory.
 const (
@@ -49,6 +49,9 @@ const (
 	OpWatch  = "watch"
 	OpStats  = "stats"
 	OpCheck  = "check"
+	// OpSnapshot writes an image into the directory that is the message's only descriptor.
+	OpSnapshot = "snapshot"
+	OpThaw     = "thaw"
 	// OpRetire makes the keeper finish what it does and exit; sandboxes go on.
 	OpRetire = "retire"
 	// OpShutdown makes the keeper exit when it has no sandbox.
@@ -61,6 +64,8 @@ type Request struct {
 	ID   string `json:"id,omitempty"`
 	Port uint16 `json:"port,omitempty"`
 	Spec *Spec  `json:"spec,omitempty"`
+	// Freeze says that a snapshot leaves the sandbox standing still.
+	Freeze bool `json:"freeze,omitempty"`
 }
 
 // Response is an answer.
@@ -74,6 +79,8 @@ type Response struct {
 	Statuses []Status `json:"statuses,omitempty"`
 	Stats    *Stats   `json:"stats,omitempty"`
 	Checks   []Check  `json:"checks,omitempty"`
+	// Size of a snapshot's image in bytes.
+	Size int64 `json:"size,omitempty"`
 }
 
 // Spec is a sandbox. Every FD is an index into the descriptors of the message; each is a detached mount
@@ -90,6 +97,11 @@ type Spec struct {
 	Labels   map[string]string `json:"labels,omitempty"`
 	// Debug makes gVisor write its debug log into the sandbox's directory.
 	Debug bool `json:"debug,omitempty"`
+	// Root names the content of the layers and binds, and GuestBuild that of the guest: an image needs the same ones.
+	Root       string `json:"root"`
+	GuestBuild string `json:"guestBuild"`
+	// Image, when set, is the directory of an image to go on from.
+	Image *int `json:"image,omitempty"`
 }
 
 // Layer of the root, lowest first.
@@ -168,6 +180,7 @@ const (
 	KindUnavailable = "unavailable"
 	KindUnsupported = "unsupported"
 	KindCanceled    = "canceled"
+	KindImage       = "image"
 	KindInternal    = "internal"
 )
 
