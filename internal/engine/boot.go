@@ -26,6 +26,8 @@ type bootRequest struct {
 	image  *Image
 	dirs   *WorkspaceDirs
 	mounts []driver.Mount
+	// memory, when set, is the directory of an image to go on from.
+	memory string
 	step   func(ctx context.Context, name string, fn func(context.Context) error) error
 }
 
@@ -40,7 +42,15 @@ func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 			return err
 		}
 		defer closeMounts(own)
-		if err := d.Create(ctx, spec); err != nil {
+		create := d.Create
+		if r.memory != "" {
+			s, err := e.snapshotter(r.row.Driver)
+			if err != nil {
+				return err
+			}
+			create = func(ctx context.Context, spec *driver.Spec) error { return s.Restore(ctx, spec, r.memory) }
+		}
+		if err := create(ctx, spec); err != nil {
 			e.metrics.driverError(r.row.Driver, "create")
 			return fmt.Errorf("driver %s: %w", r.row.Driver, err)
 		}

@@ -137,6 +137,20 @@ func (a actor) restart(name string) error {
 	})
 }
 
+func (a actor) pause(name string) error {
+	return a.j.do("pause", name, func() (string, error) {
+		_, err := a.r.Pause(context.Background(), alice, name)
+		return "", err
+	})
+}
+
+func (a actor) resume(name string) error {
+	return a.j.do("resume", name, func() (string, error) {
+		_, err := a.r.Resume(context.Background(), alice, name)
+		return "", err
+	})
+}
+
 func (a actor) createSpace(name string) error {
 	return a.j.do("ws-create", name, func() (string, error) {
 		w, err := a.r.CreateWorkspace(context.Background(), alice, CreateWorkspaceRequest{Name: name, Repo: &RepoSource{URL: "https://example.com/r"}}, nil)
@@ -199,6 +213,12 @@ func script(r *rig, j *journal) {
 	r.spaces.populate = nil
 	r.spaces.mu.Unlock()
 	a.deleteSpace("copy")
+	a.pause("third")
+	a.resume("third")
+	a.pause("third")
+	a.restart("third")
+	a.pause("third")
+	a.pause("second") // and stays so
 	a.delete("third")
 	a.delete("first")
 }
@@ -213,7 +233,7 @@ func storm(r *rig, j *journal, seed uint64) {
 			a := actor{r, j}
 			name := func() string { return fmt.Sprintf("w%d-n%d", w, rnd.IntN(3)) }
 			for time.Now().Before(until) {
-				switch rnd.IntN(10) {
+				switch rnd.IntN(14) {
 				case 0, 1, 2, 3:
 					a.create(name(), Spec{Restart: RestartOnFailure})
 				case 4, 5, 6:
@@ -224,6 +244,10 @@ func storm(r *rig, j *journal, seed uint64) {
 					if id, err := r.Resolve(alice, name()); err == nil {
 						r.world.Kill(id, driver.Exit{Reason: "killed"})
 					}
+				case 10, 11:
+					a.pause(name())
+				case 12, 13:
+					a.resume(name())
 				case 9:
 					n := name()
 					if a.createSpace("s"+n) != nil {
@@ -242,6 +266,7 @@ type model struct {
 	spaces map[string]string
 	flying map[string]string // name to the operation that was under way
 	keys   map[string]string // name to the key of a create under way
+	killed bool              // sandboxes are killed as well
 }
 
 func newModel() *model {
@@ -294,7 +319,7 @@ func (m *model) check(t *testing.T, r *rig) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, sb := range r.boxes {
-			if sb.op != nil || (sb.state() != Running && sb.state() != Failed) {
+			if sb.op != nil || (sb.state() != Running && sb.state() != Failed && sb.state() != Paused) {
 				return false
 			}
 		}
@@ -382,6 +407,8 @@ func (m *model) check(t *testing.T, r *rig) {
 		}
 		return len(ids) == n
 	})
+	// A pause or a resume loses no execution: each goes on from where it runs or from a whole image.
+	m.checkPaused(t, r, list)
 	entries, err := os.ReadDir(r.spaces.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -413,6 +440,47 @@ func (m *model) check(t *testing.T, r *rig) {
 		}
 		m.boxes[name] = string(sb.ID)
 	}
+}
+
+// checkPaused compares the images on disk with what is paused, resumes that and pauses it again.
+func (m *model) checkPaused(t *testing.T, r *rig, list []*Sandbox) {
+	t.Helper()
+	paused := map[string]bool{}
+	for _, sb := range list {
+		if op := m.flying[sb.Name]; (op == "pause" || op == "resume") && sb.State == Failed && !m.killed {
+			t.Errorf("sandbox %s failed in a %s: %+v", sb.Name, op, sb.Failure)
+		}
+		paused[string(sb.ID)] = sb.State == Paused
+		if sb.State != Paused {
+			continue
+		}
+		if sb.ImageSize == 0 {
+			t.Errorf("sandbox %s is paused without an image", sb.Name)
+		}
+		for _, change := range []func(context.Context, Caller, string) (*Sandbox, error){r.Resume, r.Pause} {
+			if _, err := change(context.Background(), alice, sb.Name); err != nil {
+				t.Errorf("sandbox %s, found paused: %v", sb.Name, err)
+			}
+		}
+	}
+	eventually(t, "there are images of what is paused and no others", func() bool {
+		entries, err := os.ReadDir(r.opts.PauseDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, is := range paused {
+			if is {
+				n++
+			}
+		}
+		for _, e := range entries {
+			if !paused[e.Name()] {
+				return false
+			}
+		}
+		return len(entries) == n
+	})
 }
 
 // spec is with what the child creates a name.
@@ -614,6 +682,7 @@ func randomKills(t *testing.T, kills int, seed uint64) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	dir := t.TempDir()
 	m := newModel()
+	m.killed = true
 	acknowledged := 0
 	// A child of another lane that is between its fork and its exec has the lock of a store that was open at the fork.
 	held := fmt.Appendf(nil, "is in use by process %d;", os.Getpid())

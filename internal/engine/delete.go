@@ -124,12 +124,12 @@ func (e *Engine) delete(ctx context.Context, sb *sandbox, actor, action, why str
 func (e *Engine) beginDelete(sb *sandbox, actor, action, why string, workspace bool) *operation {
 	op := newOperation("delete", nil)
 	op.workspace = workspace
-	was := sb.state()
+	was, counted := sb.state(), sb.executing()
 	if !e.spawn(func() { e.runDelete(sb, op, was, actor, action, why) }) {
 		return nil
 	}
 	sb.op = op
-	if was == Failed {
+	if !counted {
 		// From here on it counts as executing again, which drop gives back; nothing may forbid a delete.
 		more := usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory}
 		e.usage[sb.row.Owner].add(more, 1)
@@ -241,6 +241,9 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 	if err != nil {
 		e.metrics.driverError(row.Driver, "delete")
 		return fmt.Errorf("driver %s: %w", row.Driver, err)
+	}
+	if err := e.dropImage(row.ID); err != nil {
+		return plainPath(err)
 	}
 	if err := fpDeleteDriver.Hit(); err != nil {
 		return err

@@ -3,9 +3,10 @@
 // # States
 //
 // A sandbox is creating, then running; failed when its execution ended without being asked to, and running again
-// after a restart; deleting on the way to gone. What the engine is about to do is durable before it is done: a row
+// after a restart; pausing on the way to paused, when it is an image on disk, and resuming on the way back; deleting on
+// the way to gone. What the engine is about to do is durable before it is done: a row
 // in state creating or deleting is a promise that [Open] keeps after a crash, by undoing the first and finishing the
-// second. One operation at a time (create, restart, delete) holds a sandbox; others wait for it or join it.
+// second; see pause.go for the others. One operation at a time (create, restart, pause, resume, delete) holds a sandbox; others wait for it or join it.
 //
 // # Memory and store
 //
@@ -58,6 +59,8 @@ type Options struct {
 	Budgets       Budgets
 	// AllowMounts are host directories beneath which anyone may mount; an operator may mount any.
 	AllowMounts []AllowedMount
+	// PauseDir is where the memory of paused sandboxes is kept; it is made. Empty means that none can be paused.
+	PauseDir string
 	// Starts is how many sandboxes start at the same time; 0 means GOMAXPROCS.
 	Starts int
 	// CreateTimeout bounds a create, its clone included; 0 means 30 minutes. BootTimeout bounds the driver's create and the

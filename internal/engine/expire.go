@@ -51,13 +51,14 @@ func (t *timers) remove(sb *sandbox) {
 
 // deadline returns when sb expires as things stand, 0 for never, and why. The caller holds mu.
 func (e *Engine) deadline(sb *sandbox) (at int64, why string) {
-	if s := sb.state(); s != Running && s != Failed {
+	s := sb.state()
+	if s != Running && s != Failed && s != Paused {
 		return 0, ""
 	}
 	if sb.row.Expires != 0 {
 		at, why = sb.row.Expires, "its time to live is over"
 	}
-	if sb.row.Idle > 0 {
+	if sb.row.Idle > 0 && s != Paused { // which costs nothing that a timeout could save
 		last := sb.active
 		if sb.inUse() {
 			last = e.line.now()

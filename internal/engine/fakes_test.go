@@ -314,7 +314,7 @@ func (r *rig) open() error {
 	r.fopts.World = r.world
 	r.driver = fake.New(r.fopts)
 	o := Options{Store: r.store, Images: r.images, Repos: r.repos, Workspaces: r.spaces,
-		Drivers: map[string]driver.Driver{"fake": r.driver}, DefaultDriver: "fake", Clock: r.clock}
+		Drivers: map[string]driver.Driver{"fake": r.driver}, DefaultDriver: "fake", Clock: r.clock, PauseDir: filepath.Join(r.dir, "paused")}
 	if r.change != nil {
 		r.change(&o)
 	}
@@ -374,6 +374,9 @@ func (r *rig) leftovers() error {
 	}
 	if r.Engine == nil {
 		return errors.Join(errs...)
+	}
+	if images, err := os.ReadDir(r.opts.PauseDir); err != nil || len(images) != 0 {
+		errs = append(errs, fmt.Errorf("%d images of paused sandboxes left (%v)", len(images), err))
 	}
 	rows, err := r.store.Sandboxes(context.Background())
 	if err != nil || len(rows) != 0 {

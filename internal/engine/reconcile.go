@@ -30,6 +30,7 @@ const (
 	complete decision = "complete" // its create was cut short, but all is there and its caller may ask for it again
 	fail     decision = "fail"     // it has no execution any more
 	sweepOff decision = "sweep"    // it has an execution that it should not have
+	settle   decision = "settle"   // its pause or resume was cut short, or it has an execution while it is paused
 	finish   decision = "finish"   // its delete was cut short
 )
 
@@ -57,6 +58,13 @@ func decide(row *store.Sandbox, st *driver.Status, keyed bool) decision {
 	case Failed:
 		if st != nil {
 			return sweepOff
+		}
+		return leave
+	case Pausing, Resuming:
+		return settle
+	case Paused:
+		if st != nil {
+			return settle
 		}
 		return leave
 	case Deleting:
@@ -127,6 +135,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			do(func() { e.finishWorkspace(w) })
 		}
 	}
+	if err := e.dropImages(do); err != nil {
+		return err
+	}
 	if p, ok := e.opts.Images.(HostPruner); ok {
 		keep := map[string]bool{}
 		for _, row := range rows {
@@ -177,7 +188,7 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 	now := e.line.now()
 	sb := &sandbox{row: *row, stored: true, timer: -1, born: now - int64(soon), active: now}
 	switch State(row.State) {
-	case Creating, Running, Failed, Deleting:
+	case Creating, Running, Pausing, Paused, Resuming, Failed, Deleting:
 	default:
 		sb.row.Damaged = fmt.Sprintf("its state is %q", row.State)
 	}
@@ -194,7 +205,7 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 	if sb.row.Damaged != "" {
 		what = leave
 	}
-	if !listed && (what == adopt || what == fail) && sb.state() == Running {
+	if !listed && ((what == adopt || what == fail) && sb.state() == Running || what == settle && e.opts.Drivers[row.Driver] == nil) {
 		what = leave
 		if e.opts.Drivers[row.Driver] == nil {
 			// In memory alone: with the driver back it runs on.
@@ -221,6 +232,8 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 			e.removeExecution(sb)
 			e.finish(sb, op, nil)
 		})
+	case settle:
+		hold("pause", func(op *operation) { e.settlePause(sb, op) })
 	case finish:
 		hold("delete", func(op *operation) {
 			e.erase(e.ctx, sb, op, erasure{event: e.event("warren", "sandbox.deleted", &sb.row, "after a restart of the server")})

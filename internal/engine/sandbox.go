@@ -36,7 +36,7 @@ type sandbox struct {
 	notBefore int64 // line reading before which no use restarts it
 }
 
-// operation is what holds a sandbox: "create", "restart" or "delete".
+// operation is what holds a sandbox: "create", "restart", "pause", "resume" or "delete".
 type operation struct {
 	kind   string
 	cancel context.CancelFunc
@@ -132,10 +132,10 @@ func (e *Engine) drop(sb *sandbox) {
 }
 
 // executing says whether sb counts for processors and memory.
-func (sb *sandbox) executing() bool { return sb.state() != Failed }
+func (sb *sandbox) executing() bool { return sb.state() != Failed && sb.state() != Paused }
 
 // setState changes the state in memory, and what sb counts for with it. The caller holds mu, and has reserved what a
-// failed sandbox needs to execute again.
+// failed or paused sandbox needs to execute again.
 func (e *Engine) setState(sb *sandbox, s State) {
 	was := sb.executing()
 	sb.row.State = string(s)
@@ -284,6 +284,9 @@ func (e *Engine) fill(ctx context.Context, views ...*Sandbox) error {
 		return err
 	}
 	for _, v := range views {
+		if v.State == Paused {
+			v.ImageSize = e.imageSize(v.ID)
+		}
 		row, ok := specs[v.ID]
 		if !ok {
 			continue // not stored yet, or gone meanwhile
@@ -321,9 +324,9 @@ func (e *Engine) List(ctx context.Context, c Caller, r ListRequest) ([]*Sandbox,
 	}
 	for _, s := range r.States {
 		switch s {
-		case Creating, Running, Failed, Deleting:
+		case Creating, Running, Pausing, Paused, Resuming, Failed, Deleting:
 		default:
-			return nil, "", fmt.Errorf("state %q is not known (creating, running, failed, deleting): %w", s, warren.ErrInvalid)
+			return nil, "", fmt.Errorf("state %q is not known (creating, running, pausing, paused, resuming, failed, deleting): %w", s, warren.ErrInvalid)
 		}
 	}
 	var found []*sandbox
@@ -405,7 +408,7 @@ func (e *Engine) Update(ctx context.Context, c Caller, r UpdateRequest) (*Sandbo
 
 func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequest) (*Sandbox, error) {
 	e.mu.Lock()
-	if s := sb.state(); s != Running && s != Failed {
+	if s := sb.state(); s != Running && s != Failed && s != Paused {
 		e.mu.Unlock()
 		return nil, fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
 	}
@@ -515,6 +518,9 @@ func (e *Engine) Stats(ctx context.Context, c Caller, ref string) (*Stats, error
 	}
 	row, label := sb.row, sb.label()
 	e.mu.Unlock()
+	if State(row.State) == Paused {
+		return nil, fmt.Errorf("sandbox %s is paused and uses no processor and no memory; `warren resume %s`: %w", label, label, warren.ErrState)
+	}
 	if State(row.State) != Running {
 		return nil, fmt.Errorf("sandbox %s is %s: %w", label, row.State, warren.ErrState)
 	}

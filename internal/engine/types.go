@@ -36,6 +36,9 @@ type State string
 const (
 	Creating State = "creating"
 	Running  State = "running"
+	Pausing  State = "pausing"
+	Paused   State = "paused"
+	Resuming State = "resuming"
 	Failed   State = "failed"
 	Deleting State = "deleting"
 )
@@ -132,6 +135,8 @@ type Sandbox struct {
 	Owner      string
 	Isolation  string
 	Network    string
+	// ImageSize is the bytes that the memory image of a paused sandbox takes.
+	ImageSize int64
 }
 
 // ListRequest chooses sandboxes.

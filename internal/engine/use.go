@@ -176,9 +176,13 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
-			if op.kind == "restart" && op.err != nil {
+			if (op.kind == "restart" || op.kind == "resume") && op.err != nil {
 				return nil, op.err
 			}
+		case sb.state() == Paused:
+			err := pausedError(sb)
+			e.mu.Unlock()
+			return nil, err
 		case sb.state() == Failed && RestartPolicy(sb.row.Restart) == RestartOnFailure && sb.row.Damaged == "":
 			if wait := time.Duration(sb.notBefore - e.line.now()); wait > 0 {
 				err := fmt.Errorf("sandbox %s failed %d times in a row soon after its start (last: %s); it is not started again for %s, or `warren restart %s` starts it now: %w",
@@ -283,7 +287,7 @@ func failedError(sb *sandbox) error {
 	return fmt.Errorf("sandbox %s was %s; its workspace is intact; `warren restart %s`: %w", sb.label(), reason(&sb.row), sb.label(), warren.ErrState)
 }
 
-// Restart gives a sandbox a fresh execution: same id, image, workspace and settings.
+// Restart gives a sandbox a fresh execution: same id, image, workspace and settings. The memory of a paused one is lost.
 func (e *Engine) Restart(ctx context.Context, c Caller, ref string) (*Sandbox, error) {
 	e.mu.Lock()
 	sb, err := e.find(c, ref)
@@ -317,7 +321,7 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 			case s == Running && !asked:
 				e.mu.Unlock()
 				return nil
-			case s == Failed:
+			case s == Failed || s == Paused:
 				err = e.reserve(sb.row.Owner, usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory})
 			case s != Running:
 				err = fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
@@ -376,7 +380,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	}
 	err := fpRestartIntent.Hit()
 	if err == nil {
-		err = e.execute(ctx, &row)
+		err = e.execute(ctx, &row, "")
 	}
 	if err == nil {
 		row.State, row.LastActive = string(Running), e.clock.Now()
@@ -422,8 +426,8 @@ func cutShort(ctx context.Context, label string, err error) error {
 	return fmt.Errorf("restart sandbox %s: %w", label, err)
 }
 
-// execute removes the old execution and makes a new one.
-func (e *Engine) execute(ctx context.Context, row *store.Sandbox) error {
+// execute removes the old execution and makes a new one, which boots, or goes on from an image.
+func (e *Engine) execute(ctx context.Context, row *store.Sandbox, image string) error {
 	d := e.opts.Drivers[row.Driver]
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
 	err := d.Delete(dctx, row.ID)
@@ -432,8 +436,14 @@ func (e *Engine) execute(ctx context.Context, row *store.Sandbox) error {
 		e.metrics.driverError(row.Driver, "delete")
 		return fmt.Errorf("remove the old execution: driver %s: %w", row.Driver, err)
 	}
-	if err := fpRestartRemoved.Hit(); err != nil {
-		return err
+	if image == "" {
+		// That of a paused sandbox, which nobody wants to go on.
+		if err := e.dropImage(row.ID); err != nil {
+			return plainPath(err)
+		}
+		if err := fpRestartRemoved.Hit(); err != nil {
+			return err
+		}
 	}
 	spec, operator, err := e.loadSpec(ctx, row.ID)
 	if err != nil {
@@ -460,7 +470,7 @@ func (e *Engine) execute(ctx context.Context, row *store.Sandbox) error {
 		return err
 	}
 	defer e.starts.release()
-	return e.boot(ctx, bootRequest{row: row, spec: spec, image: img, dirs: dirs, mounts: mounts,
+	return e.boot(ctx, bootRequest{row: row, spec: spec, image: img, dirs: dirs, mounts: mounts, memory: image,
 		step: func(ctx context.Context, _ string, fn func(context.Context) error) error { return fn(ctx) }})
 }
 
