@@ -103,6 +103,8 @@ func TestBadInput(t *testing.T) {
 		"Refresh":         func(c *warren.Client, id string) error { return c.Ref(id).Refresh(ctx) },
 		"Update":          func(c *warren.Client, id string) error { return c.Ref(id).Update(ctx, warren.Change{}) },
 		"Restart":         func(c *warren.Client, id string) error { return c.Ref(id).Restart(ctx) },
+		"Pause":           func(c *warren.Client, id string) error { return c.Ref(id).Pause(ctx) },
+		"Resume":          func(c *warren.Client, id string) error { return c.Ref(id).Resume(ctx) },
 		"Stats":           func(c *warren.Client, id string) error { _, err := c.Ref(id).Stats(ctx); return err },
 		"Workspace":       func(c *warren.Client, id string) error { _, err := c.Workspace(ctx, id); return err },
 		"DeleteWorkspace": func(c *warren.Client, id string) error { return c.DeleteWorkspace(ctx, id, warren.DeleteOptions{}) },

@@ -27,6 +27,9 @@ func durationTo(d time.Duration) *durationpb.Duration {
 var states = map[warrenv1.SandboxState]SandboxState{
 	warrenv1.SandboxState_SANDBOX_STATE_CREATING: StateCreating,
 	warrenv1.SandboxState_SANDBOX_STATE_RUNNING:  StateRunning,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSING:  StatePausing,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSED:   StatePaused,
+	warrenv1.SandboxState_SANDBOX_STATE_RESUMING: StateResuming,
 	warrenv1.SandboxState_SANDBOX_STATE_FAILED:   StateFailed,
 	warrenv1.SandboxState_SANDBOX_STATE_DELETING: StateDeleting,
 }
@@ -125,6 +128,7 @@ func (s *Sandbox) set(p *warrenv1.Sandbox) {
 	s.Expires = timeFrom(p.GetExpires())
 	s.Generation = p.GetGeneration()
 	s.Owner = p.GetOwner()
+	s.MemoryImage = p.GetMemoryImageBytes()
 	s.Failure = nil
 	if f := p.GetFailure(); f != nil {
 		s.Failure = &Failure{Reason: f.GetReason(), Message: f.GetMessage(), Time: timeFrom(f.GetTime())}

@@ -102,6 +102,12 @@ const (
 	StateCreating SandboxState = "creating"
 	// StateRunning means ready for commands.
 	StateRunning SandboxState = "running"
+	// StatePausing means on the way to paused.
+	StatePausing SandboxState = "pausing"
+	// StatePaused means that its memory is on disk and nothing of it runs until [Sandbox.Resume].
+	StatePaused SandboxState = "paused"
+	// StateResuming means on the way back from paused to running.
+	StateResuming SandboxState = "resuming"
 	// StateFailed means that the execution ended without being asked to; Failure tells why, the workspace is intact.
 	StateFailed SandboxState = "failed"
 	// StateDeleting means being removed.
@@ -163,6 +169,8 @@ type Sandbox struct {
 	// Generation counts executions; 1 is the first.
 	Generation uint32 `json:"generation,omitempty"`
 	Owner      string `json:"owner,omitempty"`
+	// MemoryImage is the bytes on disk that the memory of a paused sandbox takes.
+	MemoryImage int64 `json:"memoryImageBytes,omitempty"`
 
 	c     *Client
 	guest *guest
@@ -359,6 +367,32 @@ func (s *Sandbox) Restart(ctx context.Context) error {
 	res, err := s.c.sandboxes.RestartSandbox(ctx, connect.NewRequest(&warrenv1.RestartSandboxRequest{Id: string(s.ID)}))
 	if err != nil {
 		return fromWire("restart sandbox", err)
+	}
+	s.set(res.Msg.GetSandbox())
+	return nil
+}
+
+// Pause writes the memory of a running sandbox to disk and ends its processes, so that it takes no processor and no
+// memory. Connections into it end, and calls to it return [ErrState], until [Sandbox.Resume]; processes and their output
+// are then found again by their ids and sequence numbers. When Pause fails the sandbox runs on. One that is paused stays
+// so. Not every driver can do it; one that cannot returns an error that matches [errors.ErrUnsupported].
+func (s *Sandbox) Pause(ctx context.Context) error {
+	res, err := s.c.sandboxes.PauseSandbox(ctx, connect.NewRequest(&warrenv1.PauseSandboxRequest{Id: string(s.ID)}))
+	if err != nil {
+		return fromWire("pause sandbox", err)
+	}
+	s.set(res.Msg.GetSandbox())
+	return nil
+}
+
+// Resume lets a paused sandbox go on where it was: memory, processes, open files and terminals; the wall clock in it is
+// right. One that runs is left alone. When its memory cannot be brought back (the image is damaged, or was made by
+// another build or on a processor that can do more) it stays paused, and [Sandbox.Restart] starts it anew on its
+// workspace.
+func (s *Sandbox) Resume(ctx context.Context) error {
+	res, err := s.c.sandboxes.ResumeSandbox(ctx, connect.NewRequest(&warrenv1.ResumeSandboxRequest{Id: string(s.ID)}))
+	if err != nil {
+		return fromWire("resume sandbox", err)
 	}
 	s.set(res.Msg.GetSandbox())
 	return nil

@@ -22,6 +22,9 @@ func invalid(format string, args ...any) error {
 var statesOf = map[warrenv1.SandboxState]engine.State{
 	warrenv1.SandboxState_SANDBOX_STATE_CREATING: engine.Creating,
 	warrenv1.SandboxState_SANDBOX_STATE_RUNNING:  engine.Running,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSING:  engine.Pausing,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSED:   engine.Paused,
+	warrenv1.SandboxState_SANDBOX_STATE_RESUMING: engine.Resuming,
 	warrenv1.SandboxState_SANDBOX_STATE_FAILED:   engine.Failed,
 	warrenv1.SandboxState_SANDBOX_STATE_DELETING: engine.Deleting,
 }
@@ -137,7 +140,7 @@ func sandboxTo(s *engine.Sandbox) *warrenv1.Sandbox {
 		WorkspaceId: string(s.WorkspaceID), Driver: s.Driver,
 		Resources: &warrenv1.Resources{CpuMillis: s.Limits.CPUMillis, MemoryBytes: s.Limits.Memory, DiskBytes: s.Limits.Disk, Pids: s.Limits.PIDs},
 		Created:   timeTo(s.Created), LastActive: timeTo(s.LastActive), Expires: timeTo(s.Expires),
-		Generation: s.Generation, Owner: s.Owner, Isolation: s.Isolation, Network: s.Network,
+		Generation: s.Generation, Owner: s.Owner, Isolation: s.Isolation, Network: s.Network, MemoryImageBytes: s.ImageSize,
 	}
 	// Labels and name as they are now, not as they were wished for.
 	p.Spec.Name = s.Name

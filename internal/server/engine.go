@@ -27,6 +27,8 @@ type sandboxes interface {
 	Update(ctx context.Context, c engine.Caller, r engine.UpdateRequest) (*engine.Sandbox, error)
 	Delete(ctx context.Context, c engine.Caller, r engine.DeleteRequest) error
 	Restart(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error)
+	Pause(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error)
+	Resume(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error)
 	Stats(ctx context.Context, c engine.Caller, ref string) (*engine.Stats, error)
 	Watch(ctx context.Context, c engine.Caller, r engine.WatchRequest, yield func(*engine.Event) error) error
 	Resolve(c engine.Caller, ref string) (warren.SandboxID, error)

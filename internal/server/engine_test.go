@@ -103,6 +103,7 @@ func realEngine(t *testing.T) (*engine.Engine, *fake.Driver) {
 	e, err := engine.Open(t.Context(), engine.Options{
 		Store: st, Images: oneImage{}, Repos: noRepos{}, Workspaces: plainWorkspaces{dir: dir},
 		Drivers: map[string]driver.Driver{"fake": d}, DefaultDriver: "fake", DefaultImage: "host",
+		PauseDir: filepath.Join(dir, "paused"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -230,6 +231,18 @@ func TestRealEngine(t *testing.T) {
 		t.Errorf("with a revoked token: %v", err)
 	}
 
+	if err := sb.Pause(ctx); err != nil || sb.State != warren.StatePaused || sb.MemoryImage == 0 {
+		t.Errorf("Pause: %s, image of %d bytes, %v", sb.State, sb.MemoryImage, err)
+	}
+	if err := sb.Command("true").Run(ctx); !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "warren resume") {
+		t.Errorf("a command in a paused sandbox: %v", err)
+	}
+	if err := sb.Resume(ctx); err != nil || sb.State != warren.StateRunning || sb.Generation != 1 || sb.MemoryImage != 0 {
+		t.Errorf("Resume: %s, generation %d, image of %d bytes, %v", sb.State, sb.Generation, sb.MemoryImage, err)
+	}
+	if err := sb.Command("true").Run(ctx); err != nil {
+		t.Errorf("after a resume: %v", err)
+	}
 	if err := sb.Restart(ctx); err != nil || sb.Generation != 2 {
 		t.Errorf("Restart: generation %d, %v", sb.Generation, err)
 	}

@@ -315,6 +315,25 @@ func (h sandboxService) RestartSandbox(ctx context.Context, req *connect.Request
 	return connect.NewResponse(&warrenv1.RestartSandboxResponse{Sandbox: sandboxTo(sb)}), nil
 }
 
+func (h sandboxService) PauseSandbox(ctx context.Context, req *connect.Request[warrenv1.PauseSandboxRequest]) (*connect.Response[warrenv1.PauseSandboxResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
+	sb, err := h.s.engine.Pause(ctx, callerOf(ctx), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	h.s.pools.drop(sb.ID)
+	return connect.NewResponse(&warrenv1.PauseSandboxResponse{Sandbox: sandboxTo(sb)}), nil
+}
+
+func (h sandboxService) ResumeSandbox(ctx context.Context, req *connect.Request[warrenv1.ResumeSandboxRequest]) (*connect.Response[warrenv1.ResumeSandboxResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
+	sb, err := h.s.engine.Resume(ctx, callerOf(ctx), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&warrenv1.ResumeSandboxResponse{Sandbox: sandboxTo(sb)}), nil
+}
+
 func (h sandboxService) GetStats(ctx context.Context, req *connect.Request[warrenv1.GetStatsRequest]) (*connect.Response[warrenv1.GetStatsResponse], error) {
 	h.s.note(ctx, req.Msg.GetId())
 	st, err := h.s.engine.Stats(ctx, callerOf(ctx), req.Msg.GetId())

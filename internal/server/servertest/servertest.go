@@ -349,6 +349,35 @@ func (e *Engine) Restart(ctx context.Context, c engine.Caller, ref string) (*eng
 	return &v, nil
 }
 
+// Pause implements server.Engine.
+func (e *Engine) Pause(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error) {
+	return e.turn(c, ref, engine.Running, engine.Paused)
+}
+
+// Resume implements server.Engine.
+func (e *Engine) Resume(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error) {
+	return e.turn(c, ref, engine.Paused, engine.Running)
+}
+
+func (e *Engine) turn(c engine.Caller, ref string, from, to engine.State) (*engine.Sandbox, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb, err := e.find(c, ref)
+	if err != nil {
+		return nil, err
+	}
+	if sb.State != from && sb.State != to {
+		return nil, fmt.Errorf("sandbox %s is %s: %w", ref, sb.State, warren.ErrState)
+	}
+	e.cut(sb.ID)
+	sb.State, sb.ImageSize = to, 0
+	if to == engine.Paused {
+		sb.ImageSize = 4096
+	}
+	v := *sb
+	return &v, nil
+}
+
 // Stats implements server.Engine.
 func (e *Engine) Stats(ctx context.Context, c engine.Caller, ref string) (*engine.Stats, error) {
 	if _, err := e.Get(ctx, c, ref); err != nil {

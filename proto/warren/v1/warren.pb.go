@@ -39,6 +39,12 @@ const (
 	SandboxState_SANDBOX_STATE_FAILED SandboxState = 3
 	// Being removed.
 	SandboxState_SANDBOX_STATE_DELETING SandboxState = 4
+	// On the way to paused.
+	SandboxState_SANDBOX_STATE_PAUSING SandboxState = 5
+	// Its memory is on disk, and nothing of it runs.
+	SandboxState_SANDBOX_STATE_PAUSED SandboxState = 6
+	// On the way back from paused to running.
+	SandboxState_SANDBOX_STATE_RESUMING SandboxState = 7
 )
 
 // Enum value maps for SandboxState.
@@ -49,6 +55,9 @@ var (
 		2: "SANDBOX_STATE_RUNNING",
 		3: "SANDBOX_STATE_FAILED",
 		4: "SANDBOX_STATE_DELETING",
+		5: "SANDBOX_STATE_PAUSING",
+		6: "SANDBOX_STATE_PAUSED",
+		7: "SANDBOX_STATE_RESUMING",
 	}
 	SandboxState_value = map[string]int32{
 		"SANDBOX_STATE_UNSPECIFIED": 0,
@@ -56,6 +65,9 @@ var (
 		"SANDBOX_STATE_RUNNING":     2,
 		"SANDBOX_STATE_FAILED":      3,
 		"SANDBOX_STATE_DELETING":    4,
+		"SANDBOX_STATE_PAUSING":     5,
+		"SANDBOX_STATE_PAUSED":      6,
+		"SANDBOX_STATE_RESUMING":    7,
 	}
 )
 
@@ -727,9 +739,11 @@ type Sandbox struct {
 	// How strong the boundary is, such as "kernel in user space (gVisor)".
 	Isolation string `protobuf:"bytes,17,opt,name=isolation,proto3" json:"isolation,omitempty"`
 	// "none": a sandbox has loopback only.
-	Network       string `protobuf:"bytes,18,opt,name=network,proto3" json:"network,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Network string `protobuf:"bytes,18,opt,name=network,proto3" json:"network,omitempty"`
+	// Bytes on disk that the memory of a paused sandbox takes.
+	MemoryImageBytes int64 `protobuf:"varint,19,opt,name=memory_image_bytes,json=memoryImageBytes,proto3" json:"memory_image_bytes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
@@ -886,6 +900,13 @@ func (x *Sandbox) GetNetwork() string {
 		return x.Network
 	}
 	return ""
+}
+
+func (x *Sandbox) GetMemoryImageBytes() int64 {
+	if x != nil {
+		return x.MemoryImageBytes
+	}
+	return 0
 }
 
 type Progress struct {
@@ -1637,6 +1658,182 @@ func (x *RestartSandboxResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type PauseSandboxRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseSandboxRequest) Reset() {
+	*x = PauseSandboxRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseSandboxRequest) ProtoMessage() {}
+
+func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseSandboxRequest.ProtoReflect.Descriptor instead.
+func (*PauseSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PauseSandboxRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type PauseSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseSandboxResponse) Reset() {
+	*x = PauseSandboxResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseSandboxResponse) ProtoMessage() {}
+
+func (x *PauseSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseSandboxResponse.ProtoReflect.Descriptor instead.
+func (*PauseSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PauseSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type ResumeSandboxRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSandboxRequest) Reset() {
+	*x = ResumeSandboxRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSandboxRequest) ProtoMessage() {}
+
+func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSandboxRequest.ProtoReflect.Descriptor instead.
+func (*ResumeSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ResumeSandboxRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ResumeSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSandboxResponse) Reset() {
+	*x = ResumeSandboxResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSandboxResponse) ProtoMessage() {}
+
+func (x *ResumeSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSandboxResponse.ProtoReflect.Descriptor instead.
+func (*ResumeSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ResumeSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
 type GetStatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1646,7 +1843,7 @@ type GetStatsRequest struct {
 
 func (x *GetStatsRequest) Reset() {
 	*x = GetStatsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[21]
+	mi := &file_warren_v1_warren_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1855,7 @@ func (x *GetStatsRequest) String() string {
 func (*GetStatsRequest) ProtoMessage() {}
 
 func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[21]
+	mi := &file_warren_v1_warren_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1868,7 @@ func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{21}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetStatsRequest) GetId() string {
@@ -1699,7 +1896,7 @@ type GetStatsResponse struct {
 
 func (x *GetStatsResponse) Reset() {
 	*x = GetStatsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[22]
+	mi := &file_warren_v1_warren_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1908,7 @@ func (x *GetStatsResponse) String() string {
 func (*GetStatsResponse) ProtoMessage() {}
 
 func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[22]
+	mi := &file_warren_v1_warren_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1921,7 @@ func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{22}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetStatsResponse) GetCpuTime() *durationpb.Duration {
@@ -1789,7 +1986,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[23]
+	mi := &file_warren_v1_warren_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1998,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[23]
+	mi := &file_warren_v1_warren_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +2011,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{23}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchEventsRequest) GetId() string {
@@ -1847,7 +2044,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[24]
+	mi := &file_warren_v1_warren_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2056,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[24]
+	mi := &file_warren_v1_warren_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +2069,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{24}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -1900,7 +2097,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_warren_v1_warren_proto_msgTypes[25]
+	mi := &file_warren_v1_warren_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1912,7 +2109,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[25]
+	mi := &file_warren_v1_warren_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1925,7 +2122,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{25}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Event) GetSeq() int64 {
@@ -2009,7 +2206,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_warren_v1_warren_proto_msgTypes[26]
+	mi := &file_warren_v1_warren_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2218,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[26]
+	mi := &file_warren_v1_warren_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2231,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{26}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Workspace) GetId() string {
@@ -2139,7 +2336,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[27]
+	mi := &file_warren_v1_warren_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2348,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[27]
+	mi := &file_warren_v1_warren_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2361,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{27}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateWorkspaceRequest) GetName() string {
@@ -2201,7 +2398,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[28]
+	mi := &file_warren_v1_warren_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2410,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[28]
+	mi := &file_warren_v1_warren_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2423,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{28}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateWorkspaceResponse) GetEvent() isCreateWorkspaceResponse_Event {
@@ -2281,7 +2478,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[29]
+	mi := &file_warren_v1_warren_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2490,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[29]
+	mi := &file_warren_v1_warren_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2503,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{29}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetWorkspaceRequest) GetId() string {
@@ -2332,7 +2529,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[30]
+	mi := &file_warren_v1_warren_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2541,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[30]
+	mi := &file_warren_v1_warren_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2554,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{30}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2378,7 +2575,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[31]
+	mi := &file_warren_v1_warren_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2587,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[31]
+	mi := &file_warren_v1_warren_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2600,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{31}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListWorkspacesRequest) GetSize() bool {
@@ -2437,7 +2634,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[32]
+	mi := &file_warren_v1_warren_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2646,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[32]
+	mi := &file_warren_v1_warren_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2659,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{32}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -2489,7 +2686,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[33]
+	mi := &file_warren_v1_warren_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2698,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[33]
+	mi := &file_warren_v1_warren_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2711,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{33}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteWorkspaceRequest) GetId() string {
@@ -2539,7 +2736,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[34]
+	mi := &file_warren_v1_warren_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2748,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[34]
+	mi := &file_warren_v1_warren_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2761,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{34}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{38}
 }
 
 type CopyWorkspaceRequest struct {
@@ -2577,7 +2774,7 @@ type CopyWorkspaceRequest struct {
 
 func (x *CopyWorkspaceRequest) Reset() {
 	*x = CopyWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[35]
+	mi := &file_warren_v1_warren_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2786,7 @@ func (x *CopyWorkspaceRequest) String() string {
 func (*CopyWorkspaceRequest) ProtoMessage() {}
 
 func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[35]
+	mi := &file_warren_v1_warren_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2799,7 @@ func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{35}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CopyWorkspaceRequest) GetId() string {
@@ -2630,7 +2827,7 @@ type CopyWorkspaceResponse struct {
 
 func (x *CopyWorkspaceResponse) Reset() {
 	*x = CopyWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[36]
+	mi := &file_warren_v1_warren_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2839,7 @@ func (x *CopyWorkspaceResponse) String() string {
 func (*CopyWorkspaceResponse) ProtoMessage() {}
 
 func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[36]
+	mi := &file_warren_v1_warren_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2852,7 @@ func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{36}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CopyWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2686,7 +2883,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[37]
+	mi := &file_warren_v1_warren_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2895,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[37]
+	mi := &file_warren_v1_warren_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2908,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{37}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -2744,7 +2941,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[38]
+	mi := &file_warren_v1_warren_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +2953,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[38]
+	mi := &file_warren_v1_warren_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +2966,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{38}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -2794,7 +2991,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[39]
+	mi := &file_warren_v1_warren_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2806,7 +3003,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[39]
+	mi := &file_warren_v1_warren_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2819,7 +3016,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{39}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -2870,7 +3067,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[40]
+	mi := &file_warren_v1_warren_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +3079,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[40]
+	mi := &file_warren_v1_warren_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +3092,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{40}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -2940,7 +3137,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[41]
+	mi := &file_warren_v1_warren_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3149,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[41]
+	mi := &file_warren_v1_warren_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3162,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{41}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PushRequest) GetId() string {
@@ -3007,7 +3204,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[42]
+	mi := &file_warren_v1_warren_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3216,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[42]
+	mi := &file_warren_v1_warren_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3229,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{42}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -3065,7 +3262,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[43]
+	mi := &file_warren_v1_warren_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3274,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[43]
+	mi := &file_warren_v1_warren_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3287,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{43}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -3109,7 +3306,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[44]
+	mi := &file_warren_v1_warren_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3318,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[44]
+	mi := &file_warren_v1_warren_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3331,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{44}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -3159,7 +3356,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[45]
+	mi := &file_warren_v1_warren_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3368,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[45]
+	mi := &file_warren_v1_warren_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3381,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{45}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Repo) GetId() string {
@@ -3238,7 +3435,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[46]
+	mi := &file_warren_v1_warren_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3447,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[46]
+	mi := &file_warren_v1_warren_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3460,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{46}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -3286,7 +3483,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[47]
+	mi := &file_warren_v1_warren_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3495,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[47]
+	mi := &file_warren_v1_warren_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3508,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{47}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -3363,7 +3560,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[48]
+	mi := &file_warren_v1_warren_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3572,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[48]
+	mi := &file_warren_v1_warren_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3585,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{48}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{52}
 }
 
 type ListReposResponse struct {
@@ -3400,7 +3597,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[49]
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3609,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[49]
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3622,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{49}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -3446,7 +3643,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[50]
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3655,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[50]
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3668,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{50}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -3496,7 +3693,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[51]
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3705,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[51]
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3718,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{51}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
 }
 
 type Image struct {
@@ -3542,7 +3739,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[52]
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +3751,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[52]
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +3764,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{52}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Image) GetName() string {
@@ -3648,7 +3845,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3660,7 +3857,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +3870,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -3717,7 +3914,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3926,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3939,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -3797,7 +3994,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3809,7 +4006,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3822,7 +4019,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -3848,7 +4045,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3860,7 +4057,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3873,7 +4070,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -3897,7 +4094,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3909,7 +4106,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +4119,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -3966,7 +4163,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4175,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4188,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -4043,7 +4240,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4055,7 +4252,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4068,7 +4265,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
 }
 
 type ListImagesResponse struct {
@@ -4080,7 +4277,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4092,7 +4289,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4105,7 +4302,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -4124,7 +4321,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4136,7 +4333,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4149,7 +4346,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -4168,7 +4365,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4180,7 +4377,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4193,7 +4390,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -4213,7 +4410,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4225,7 +4422,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4238,7 +4435,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -4263,7 +4460,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4275,7 +4472,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4288,7 +4485,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
 }
 
 type GetVersionRequest struct {
@@ -4299,7 +4496,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4508,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4521,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
 }
 
 type GetVersionResponse struct {
@@ -4342,7 +4539,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4354,7 +4551,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4367,7 +4564,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -4420,7 +4617,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4432,7 +4629,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4445,7 +4642,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
 }
 
 type DoctorResponse struct {
@@ -4457,7 +4654,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4469,7 +4666,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4482,7 +4679,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -4504,7 +4701,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4516,7 +4713,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4529,7 +4726,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -4563,7 +4760,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4575,7 +4772,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4588,7 +4785,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -4619,7 +4816,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4631,7 +4828,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4644,7 +4841,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Token) GetId() string {
@@ -4697,7 +4894,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4709,7 +4906,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4722,7 +4919,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 type ListTokensResponse struct {
@@ -4734,7 +4931,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4746,7 +4943,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4759,7 +4956,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -4778,7 +4975,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +4987,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +5000,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -4821,7 +5018,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4833,7 +5030,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4846,7 +5043,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 type DoctorResponse_Check struct {
@@ -4863,7 +5060,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4875,7 +5072,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4888,7 +5085,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -4979,7 +5176,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\tMilestone\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xa3\x05\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xd1\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -5002,7 +5199,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"generation\x12\x14\n" +
 	"\x05owner\x18\x10 \x01(\tR\x05owner\x12\x1c\n" +
 	"\tisolation\x18\x11 \x01(\tR\tisolation\x12\x18\n" +
-	"\anetwork\x18\x12 \x01(\tR\anetwork\"b\n" +
+	"\anetwork\x18\x12 \x01(\tR\anetwork\x12,\n" +
+	"\x12memory_image_bytes\x18\x13 \x01(\x03R\x10memoryImageBytes\"b\n" +
 	"\bProgress\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
@@ -5056,6 +5254,14 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x15RestartSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"F\n" +
 	"\x16RestartSandboxResponse\x12,\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"%\n" +
+	"\x13PauseSandboxRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"D\n" +
+	"\x14PauseSandboxResponse\x12,\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"&\n" +
+	"\x14ResumeSandboxRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"E\n" +
+	"\x15ResumeSandboxResponse\x12,\n" +
 	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"!\n" +
 	"\x0fGetStatsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\xa6\x02\n" +
@@ -5275,17 +5481,20 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x10.warren.v1.TokenR\x06tokens\"$\n" +
 	"\x12DeleteTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13DeleteTokenResponse*\x9a\x01\n" +
+	"\x13DeleteTokenResponse*\xeb\x01\n" +
 	"\fSandboxState\x12\x1d\n" +
 	"\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16SANDBOX_STATE_CREATING\x10\x01\x12\x19\n" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_FAILED\x10\x03\x12\x1a\n" +
-	"\x16SANDBOX_STATE_DELETING\x10\x04*h\n" +
+	"\x16SANDBOX_STATE_DELETING\x10\x04\x12\x19\n" +
+	"\x15SANDBOX_STATE_PAUSING\x10\x05\x12\x18\n" +
+	"\x14SANDBOX_STATE_PAUSED\x10\x06\x12\x1a\n" +
+	"\x16SANDBOX_STATE_RESUMING\x10\a*h\n" +
 	"\rRestartPolicy\x12\x1e\n" +
 	"\x1aRESTART_POLICY_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14RESTART_POLICY_NEVER\x10\x01\x12\x1d\n" +
-	"\x19RESTART_POLICY_ON_FAILURE\x10\x022\x99\x05\n" +
+	"\x19RESTART_POLICY_ON_FAILURE\x10\x022\xbe\x06\n" +
 	"\x0eSandboxService\x12T\n" +
 	"\rCreateSandbox\x12\x1f.warren.v1.CreateSandboxRequest\x1a .warren.v1.CreateSandboxResponse0\x01\x12I\n" +
 	"\n" +
@@ -5293,7 +5502,9 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\rListSandboxes\x12\x1f.warren.v1.ListSandboxesRequest\x1a .warren.v1.ListSandboxesResponse\x12R\n" +
 	"\rUpdateSandbox\x12\x1f.warren.v1.UpdateSandboxRequest\x1a .warren.v1.UpdateSandboxResponse\x12R\n" +
 	"\rDeleteSandbox\x12\x1f.warren.v1.DeleteSandboxRequest\x1a .warren.v1.DeleteSandboxResponse\x12U\n" +
-	"\x0eRestartSandbox\x12 .warren.v1.RestartSandboxRequest\x1a!.warren.v1.RestartSandboxResponse\x12C\n" +
+	"\x0eRestartSandbox\x12 .warren.v1.RestartSandboxRequest\x1a!.warren.v1.RestartSandboxResponse\x12O\n" +
+	"\fPauseSandbox\x12\x1e.warren.v1.PauseSandboxRequest\x1a\x1f.warren.v1.PauseSandboxResponse\x12R\n" +
+	"\rResumeSandbox\x12\x1f.warren.v1.ResumeSandboxRequest\x1a .warren.v1.ResumeSandboxResponse\x12C\n" +
 	"\bGetStats\x12\x1a.warren.v1.GetStatsRequest\x1a\x1b.warren.v1.GetStatsResponse\x12N\n" +
 	"\vWatchEvents\x12\x1d.warren.v1.WatchEventsRequest\x1a\x1e.warren.v1.WatchEventsResponse0\x012\xc7\x05\n" +
 	"\x10WorkspaceService\x12Z\n" +
@@ -5341,7 +5552,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(RestartPolicy)(0),              // 1: warren.v1.RestartPolicy
@@ -5366,203 +5577,213 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*DeleteSandboxResponse)(nil),   // 20: warren.v1.DeleteSandboxResponse
 	(*RestartSandboxRequest)(nil),   // 21: warren.v1.RestartSandboxRequest
 	(*RestartSandboxResponse)(nil),  // 22: warren.v1.RestartSandboxResponse
-	(*GetStatsRequest)(nil),         // 23: warren.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),        // 24: warren.v1.GetStatsResponse
-	(*WatchEventsRequest)(nil),      // 25: warren.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 26: warren.v1.WatchEventsResponse
-	(*Event)(nil),                   // 27: warren.v1.Event
-	(*Workspace)(nil),               // 28: warren.v1.Workspace
-	(*CreateWorkspaceRequest)(nil),  // 29: warren.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil), // 30: warren.v1.CreateWorkspaceResponse
-	(*GetWorkspaceRequest)(nil),     // 31: warren.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),    // 32: warren.v1.GetWorkspaceResponse
-	(*ListWorkspacesRequest)(nil),   // 33: warren.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),  // 34: warren.v1.ListWorkspacesResponse
-	(*DeleteWorkspaceRequest)(nil),  // 35: warren.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 36: warren.v1.DeleteWorkspaceResponse
-	(*CopyWorkspaceRequest)(nil),    // 37: warren.v1.CopyWorkspaceRequest
-	(*CopyWorkspaceResponse)(nil),   // 38: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 39: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 40: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 41: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 42: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 43: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 44: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 45: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 46: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 47: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 48: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 49: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 50: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 51: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 52: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 53: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 54: warren.v1.Image
-	(*PullImageRequest)(nil),        // 55: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 56: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 57: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 58: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 59: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 60: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 61: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 62: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 63: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 64: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 65: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 66: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 67: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 68: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 69: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 70: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 71: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 72: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 73: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 74: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 75: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 76: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 77: warren.v1.DeleteTokenResponse
-	nil,                             // 78: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 79: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 80: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 81: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 82: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 83: warren.v1.Event.FieldsEntry
-	nil,                             // 84: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 85: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 86: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 87: google.protobuf.Timestamp
+	(*PauseSandboxRequest)(nil),     // 23: warren.v1.PauseSandboxRequest
+	(*PauseSandboxResponse)(nil),    // 24: warren.v1.PauseSandboxResponse
+	(*ResumeSandboxRequest)(nil),    // 25: warren.v1.ResumeSandboxRequest
+	(*ResumeSandboxResponse)(nil),   // 26: warren.v1.ResumeSandboxResponse
+	(*GetStatsRequest)(nil),         // 27: warren.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),        // 28: warren.v1.GetStatsResponse
+	(*WatchEventsRequest)(nil),      // 29: warren.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 30: warren.v1.WatchEventsResponse
+	(*Event)(nil),                   // 31: warren.v1.Event
+	(*Workspace)(nil),               // 32: warren.v1.Workspace
+	(*CreateWorkspaceRequest)(nil),  // 33: warren.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil), // 34: warren.v1.CreateWorkspaceResponse
+	(*GetWorkspaceRequest)(nil),     // 35: warren.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),    // 36: warren.v1.GetWorkspaceResponse
+	(*ListWorkspacesRequest)(nil),   // 37: warren.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),  // 38: warren.v1.ListWorkspacesResponse
+	(*DeleteWorkspaceRequest)(nil),  // 39: warren.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 40: warren.v1.DeleteWorkspaceResponse
+	(*CopyWorkspaceRequest)(nil),    // 41: warren.v1.CopyWorkspaceRequest
+	(*CopyWorkspaceResponse)(nil),   // 42: warren.v1.CopyWorkspaceResponse
+	(*DiffRequest)(nil),             // 43: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 44: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 45: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 46: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 47: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 48: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 49: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 50: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 51: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 52: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 53: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 54: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 55: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 56: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 57: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 58: warren.v1.Image
+	(*PullImageRequest)(nil),        // 59: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 60: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 61: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 62: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 63: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 64: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 65: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 66: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 67: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 68: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 69: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 70: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 71: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 72: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 73: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 74: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 75: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 76: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 77: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 78: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 79: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 80: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 81: warren.v1.DeleteTokenResponse
+	nil,                             // 82: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 83: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 84: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 85: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 86: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 87: warren.v1.Event.FieldsEntry
+	nil,                             // 88: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 89: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 90: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 91: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	5,  // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	3,  // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	78, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	82, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	4,  // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	1,  // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	79, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	86, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	86, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	80, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
-	87, // 9: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	86, // 10: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	86, // 11: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	83, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	90, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	90, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	84, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	91, // 9: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	90, // 10: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	90, // 11: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,  // 12: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	6,  // 13: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	3,  // 14: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	87, // 15: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	87, // 16: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	87, // 17: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	91, // 15: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	91, // 16: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	91, // 17: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	7,  // 18: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	8,  // 19: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
 	6,  // 20: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	10, // 21: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	9,  // 22: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	9,  // 23: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	81, // 24: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	85, // 24: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,  // 25: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	9,  // 26: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	82, // 27: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	86, // 28: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	86, // 29: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	86, // 27: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	90, // 28: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	90, // 29: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	9,  // 30: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	9,  // 31: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	86, // 32: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	87, // 33: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	27, // 34: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	87, // 35: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	83, // 36: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	87, // 37: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	5,  // 38: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	10, // 39: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	28, // 40: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	28, // 41: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	28, // 42: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	28, // 43: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	87, // 44: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	10, // 45: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	47, // 46: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	47, // 47: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	87, // 48: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	84, // 49: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	10, // 50: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	54, // 51: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	54, // 52: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	10, // 53: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	54, // 54: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	54, // 55: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	54, // 56: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	85, // 57: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	86, // 58: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	87, // 59: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	87, // 60: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	87, // 61: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	73, // 62: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	11, // 63: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	13, // 64: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	15, // 65: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	17, // 66: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	19, // 67: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	21, // 68: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	23, // 69: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	25, // 70: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	29, // 71: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	31, // 72: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	33, // 73: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	35, // 74: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	37, // 75: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	39, // 76: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	41, // 77: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	43, // 78: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	45, // 79: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	48, // 80: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	50, // 81: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	52, // 82: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	55, // 83: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	57, // 84: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	59, // 85: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	61, // 86: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	63, // 87: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	65, // 88: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	67, // 89: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	69, // 90: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	71, // 91: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	74, // 92: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	76, // 93: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	12, // 94: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	14, // 95: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	16, // 96: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	18, // 97: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	20, // 98: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	22, // 99: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	24, // 100: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	26, // 101: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	30, // 102: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	32, // 103: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	34, // 104: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	36, // 105: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	38, // 106: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	40, // 107: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	42, // 108: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	44, // 109: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	46, // 110: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	49, // 111: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	51, // 112: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	53, // 113: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	56, // 114: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	58, // 115: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	60, // 116: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	62, // 117: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	64, // 118: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	66, // 119: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	68, // 120: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	70, // 121: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	72, // 122: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	75, // 123: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	77, // 124: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	94, // [94:125] is the sub-list for method output_type
-	63, // [63:94] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	9,  // 32: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	9,  // 33: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	90, // 34: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	91, // 35: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	31, // 36: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	91, // 37: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	87, // 38: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	91, // 39: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	5,  // 40: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	10, // 41: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	32, // 42: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	32, // 43: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	32, // 44: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	32, // 45: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	91, // 46: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	10, // 47: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	51, // 48: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	51, // 49: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	91, // 50: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	88, // 51: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	10, // 52: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	58, // 53: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	58, // 54: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	10, // 55: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	58, // 56: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	58, // 57: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	58, // 58: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	89, // 59: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	90, // 60: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	91, // 61: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	91, // 62: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	91, // 63: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	77, // 64: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	11, // 65: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	13, // 66: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	15, // 67: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	17, // 68: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	19, // 69: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	21, // 70: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	23, // 71: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	25, // 72: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	27, // 73: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	29, // 74: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	33, // 75: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	35, // 76: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	37, // 77: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	39, // 78: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	41, // 79: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	43, // 80: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	45, // 81: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	47, // 82: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	49, // 83: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	52, // 84: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	54, // 85: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	56, // 86: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	59, // 87: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	61, // 88: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	63, // 89: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	65, // 90: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	67, // 91: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	69, // 92: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	71, // 93: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	73, // 94: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	75, // 95: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	78, // 96: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	80, // 97: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	12, // 98: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	14, // 99: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	16, // 100: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	18, // 101: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	20, // 102: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	22, // 103: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	24, // 104: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	26, // 105: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	28, // 106: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	30, // 107: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	34, // 108: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	36, // 109: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	38, // 110: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	40, // 111: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	42, // 112: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	44, // 113: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	46, // 114: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	48, // 115: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	50, // 116: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	53, // 117: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	55, // 118: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	57, // 119: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	60, // 120: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	62, // 121: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	64, // 122: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	66, // 123: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	68, // 124: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	70, // 125: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	72, // 126: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	74, // 127: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	76, // 128: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	79, // 129: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	81, // 130: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	98, // [98:131] is the sub-list for method output_type
+	65, // [65:98] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
@@ -5575,19 +5796,19 @@ func file_warren_v1_warren_proto_init() {
 		(*CreateSandboxResponse_Sandbox)(nil),
 	}
 	file_warren_v1_warren_proto_msgTypes[15].OneofWrappers = []any{}
-	file_warren_v1_warren_proto_msgTypes[28].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[32].OneofWrappers = []any{
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[47].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[51].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[54].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[58].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[58].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[62].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
@@ -5597,7 +5818,7 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   84,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

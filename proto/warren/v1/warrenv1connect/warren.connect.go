@@ -64,6 +64,12 @@ const (
 	// SandboxServiceRestartSandboxProcedure is the fully-qualified name of the SandboxService's
 	// RestartSandbox RPC.
 	SandboxServiceRestartSandboxProcedure = "/warren.v1.SandboxService/RestartSandbox"
+	// SandboxServicePauseSandboxProcedure is the fully-qualified name of the SandboxService's
+	// PauseSandbox RPC.
+	SandboxServicePauseSandboxProcedure = "/warren.v1.SandboxService/PauseSandbox"
+	// SandboxServiceResumeSandboxProcedure is the fully-qualified name of the SandboxService's
+	// ResumeSandbox RPC.
+	SandboxServiceResumeSandboxProcedure = "/warren.v1.SandboxService/ResumeSandbox"
 	// SandboxServiceGetStatsProcedure is the fully-qualified name of the SandboxService's GetStats RPC.
 	SandboxServiceGetStatsProcedure = "/warren.v1.SandboxService/GetStats"
 	// SandboxServiceWatchEventsProcedure is the fully-qualified name of the SandboxService's
@@ -147,6 +153,12 @@ type SandboxServiceClient interface {
 	// RestartSandbox replaces the execution of a sandbox that failed or runs: same id, image, workspace and
 	// settings; processes and changes outside the workspace are new.
 	RestartSandbox(context.Context, *connect.Request[v1.RestartSandboxRequest]) (*connect.Response[v1.RestartSandboxResponse], error)
+	// PauseSandbox writes the memory of a running sandbox to disk and ends its processes; connections into it end. Until it is
+	// resumed it takes no processor and no memory, and calls to it fail with the kind "state". One that is paused stays so.
+	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error)
+	// ResumeSandbox lets a paused sandbox go on where it was; one that runs is left alone. When its memory cannot be
+	// brought back it stays paused, and RestartSandbox starts it anew on its workspace.
+	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error)
 	// GetStats returns what a sandbox uses now.
 	GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error)
 	// WatchEvents follows lifecycle events, oldest first.
@@ -200,6 +212,18 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("RestartSandbox")),
 			connect.WithClientOptions(opts...),
 		),
+		pauseSandbox: connect.NewClient[v1.PauseSandboxRequest, v1.PauseSandboxResponse](
+			httpClient,
+			baseURL+SandboxServicePauseSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("PauseSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		resumeSandbox: connect.NewClient[v1.ResumeSandboxRequest, v1.ResumeSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceResumeSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
+			connect.WithClientOptions(opts...),
+		),
 		getStats: connect.NewClient[v1.GetStatsRequest, v1.GetStatsResponse](
 			httpClient,
 			baseURL+SandboxServiceGetStatsProcedure,
@@ -223,6 +247,8 @@ type sandboxServiceClient struct {
 	updateSandbox  *connect.Client[v1.UpdateSandboxRequest, v1.UpdateSandboxResponse]
 	deleteSandbox  *connect.Client[v1.DeleteSandboxRequest, v1.DeleteSandboxResponse]
 	restartSandbox *connect.Client[v1.RestartSandboxRequest, v1.RestartSandboxResponse]
+	pauseSandbox   *connect.Client[v1.PauseSandboxRequest, v1.PauseSandboxResponse]
+	resumeSandbox  *connect.Client[v1.ResumeSandboxRequest, v1.ResumeSandboxResponse]
 	getStats       *connect.Client[v1.GetStatsRequest, v1.GetStatsResponse]
 	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 }
@@ -257,6 +283,16 @@ func (c *sandboxServiceClient) RestartSandbox(ctx context.Context, req *connect.
 	return c.restartSandbox.CallUnary(ctx, req)
 }
 
+// PauseSandbox calls warren.v1.SandboxService.PauseSandbox.
+func (c *sandboxServiceClient) PauseSandbox(ctx context.Context, req *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error) {
+	return c.pauseSandbox.CallUnary(ctx, req)
+}
+
+// ResumeSandbox calls warren.v1.SandboxService.ResumeSandbox.
+func (c *sandboxServiceClient) ResumeSandbox(ctx context.Context, req *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error) {
+	return c.resumeSandbox.CallUnary(ctx, req)
+}
+
 // GetStats calls warren.v1.SandboxService.GetStats.
 func (c *sandboxServiceClient) GetStats(ctx context.Context, req *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error) {
 	return c.getStats.CallUnary(ctx, req)
@@ -284,6 +320,12 @@ type SandboxServiceHandler interface {
 	// RestartSandbox replaces the execution of a sandbox that failed or runs: same id, image, workspace and
 	// settings; processes and changes outside the workspace are new.
 	RestartSandbox(context.Context, *connect.Request[v1.RestartSandboxRequest]) (*connect.Response[v1.RestartSandboxResponse], error)
+	// PauseSandbox writes the memory of a running sandbox to disk and ends its processes; connections into it end. Until it is
+	// resumed it takes no processor and no memory, and calls to it fail with the kind "state". One that is paused stays so.
+	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error)
+	// ResumeSandbox lets a paused sandbox go on where it was; one that runs is left alone. When its memory cannot be
+	// brought back it stays paused, and RestartSandbox starts it anew on its workspace.
+	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error)
 	// GetStats returns what a sandbox uses now.
 	GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error)
 	// WatchEvents follows lifecycle events, oldest first.
@@ -333,6 +375,18 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("RestartSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServicePauseSandboxHandler := connect.NewUnaryHandler(
+		SandboxServicePauseSandboxProcedure,
+		svc.PauseSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("PauseSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceResumeSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceResumeSandboxProcedure,
+		svc.ResumeSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxServiceGetStatsHandler := connect.NewUnaryHandler(
 		SandboxServiceGetStatsProcedure,
 		svc.GetStats,
@@ -359,6 +413,10 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServiceDeleteSandboxHandler.ServeHTTP(w, r)
 		case SandboxServiceRestartSandboxProcedure:
 			sandboxServiceRestartSandboxHandler.ServeHTTP(w, r)
+		case SandboxServicePauseSandboxProcedure:
+			sandboxServicePauseSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceResumeSandboxProcedure:
+			sandboxServiceResumeSandboxHandler.ServeHTTP(w, r)
 		case SandboxServiceGetStatsProcedure:
 			sandboxServiceGetStatsHandler.ServeHTTP(w, r)
 		case SandboxServiceWatchEventsProcedure:
@@ -394,6 +452,14 @@ func (UnimplementedSandboxServiceHandler) DeleteSandbox(context.Context, *connec
 
 func (UnimplementedSandboxServiceHandler) RestartSandbox(context.Context, *connect.Request[v1.RestartSandboxRequest]) (*connect.Response[v1.RestartSandboxResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.RestartSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.PauseSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.ResumeSandbox is not implemented"))
 }
 
 func (UnimplementedSandboxServiceHandler) GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error) {
