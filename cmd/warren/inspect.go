@@ -53,7 +53,10 @@ func inspectCommand(a *app) *cobra.Command {
 }
 
 func (a *app) printSandbox(sb *warren.Sandbox) error {
-	failure, expires, repo := "", "", ""
+	failure, expires, repo, image := "", "", "", ""
+	if sb.MemoryImage > 0 {
+		image = bytesOf(sb.MemoryImage) + " on disk"
+	}
 	if f := sb.Failure; f != nil {
 		failure = fmt.Sprintf("%s %s (%s ago)", f.Reason, f.Message, ago(f.Time))
 	}
@@ -67,7 +70,7 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 		}
 	}
 	if err := a.fields(
-		"ID", string(sb.ID), "Name", sb.Name, "State", string(sb.State), "Failure", failure,
+		"ID", string(sb.ID), "Name", sb.Name, "State", string(sb.State), "Failure", failure, "Memory image", image,
 		"Image", sb.Image, "Digest", sb.ImageDigest, "Repository", repo, "Workspace", string(sb.Workspace),
 		"Driver", sb.Driver, "Isolation", sb.Isolation, "Network", sb.Network,
 		"Processors", config.CPUs(sb.Resources.CPUMillis).String(), "Memory", bytesOf(sb.Resources.Memory),

@@ -120,7 +120,7 @@ An ID may be a name or any unique beginning of an id.`,
 		verbs []func(*app) *cobra.Command
 	}{
 		{groupSandbox, []func(*app) *cobra.Command{
-			runCommand, createCommand, execCommand, shellCommand, lsCommand, inspectCommand, updateCommand, rmCommand, restartCommand, cpCommand,
+			runCommand, createCommand, execCommand, shellCommand, lsCommand, inspectCommand, updateCommand, rmCommand, restartCommand, pauseCommand, resumeCommand, cpCommand,
 			logsCommand, psCommand, killCommand, statsCommand, eventsCommand, searchCommand, portForwardCommand,
 		}},
 		{groupResult, []func(*app) *cobra.Command{diffCommand, commitCommand, pushCommand, patchCommand}},

@@ -413,7 +413,8 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 			Sandboxes: int(d.cfg.Budgets.Sandboxes), CPUMillis: int64(d.cfg.Budgets.CPU), Memory: int64(d.cfg.Budgets.Memory), Disk: int64(d.cfg.Budgets.Disk),
 		}},
 		AllowMounts: allowed, DefaultIdleTimeout: d.cfg.IdleTimeout,
-		Logger: d.log, Tracer: tracer, Registerer: registry,
+		PauseDir: filepath.Join(d.cfg.DataDir, "paused"),
+		Logger:   d.log, Tracer: tracer, Registerer: registry,
 	})
 	if err != nil {
 		return nil, err
