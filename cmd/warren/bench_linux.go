@@ -15,10 +15,12 @@ func benchCommand(a *app) *cobra.Command {
 	return parent("bench", "Measure sandboxes on this machine, beside what else runs here",
 		`  warren bench start
   warren bench io
+  warren bench state
   warren bench drivers
   warren bench fleet`,
 		benchPart(a, "start", "Create, first command, round trip, throughput and idle memory", bench.Start),
 		benchPart(a, "io", "Work with many files in a sandbox, as a ratio to the same work outside", bench.IO),
+		benchPart(a, "state", "Pause and resume, of an idle sandbox and of one with 300 MB in memory", bench.State),
 		benchDrivers(a),
 		benchFleet(a))
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/warren-sandbox/warren"
 )
 
-// Options of [Start], [IO] and [Drivers]. Client or Program is required.
+// Options of [Start], [IO], [State] and [Drivers]. Client or Program is required.
 type Options struct {
 	// Client of the server to measure, which must be on this machine: memory and native figures are taken here. Nil: a
 	// daemon of its own is started from Program, on a data directory that is removed afterwards.
