@@ -107,3 +107,41 @@ func TestSnapshotDiskFull(t *testing.T) {
 		t.Errorf("snapshot after two that failed: %v", err)
 	}
 }
+
+// TestKeeperKilledInSnapshot kills the keeper at different moments of a snapshot: the sandbox runs on, and there is a
+// whole image or none.
+func TestKeeperKilledInSnapshot(t *testing.T) {
+	e := newGuestEnv(t)
+	spec := e.spec()
+	id := e.create(spec)
+	whole := 0
+	for after := time.Duration(0); after < 60*time.Millisecond; after += 6 * time.Millisecond {
+		e.do(id, "GET", "/health", "", 204)
+		dir := t.TempDir()
+		done := make(chan error, 1)
+		go func() {
+			_, err := e.d.Snapshot(t.Context(), id, dir, false)
+			done <- err
+		}()
+		time.Sleep(after)
+		e.killKeeper()
+		err := <-done
+		left, rerr := os.ReadDir(dir)
+		switch {
+		case rerr != nil:
+			t.Error(rerr)
+		case err == nil:
+			whole++
+			if len(left) == 0 {
+				t.Errorf("killed after %v: no image, and no error", after)
+			}
+		case len(left) > 0:
+			t.Errorf("killed after %v: %v, and left are %v", after, err, left)
+		}
+		e.do(id, "GET", "/health", "", 204)
+	}
+	t.Logf("%d of 10 snapshots were whole", whole)
+	if _, err := e.d.Snapshot(t.Context(), id, t.TempDir(), false); err != nil {
+		t.Errorf("snapshot after all of that: %v", err)
+	}
+}
