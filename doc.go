@@ -12,7 +12,8 @@
 // # Verbs
 //
 // One word per idea: create and delete a sandbox, start and wait for a process, open and close a driver,
-// dial a port, cut and copy a workspace, fetch a repo, pull and import an image.
+// dial a port, cut and copy a workspace, fetch a repo, pull and import an image, pause and resume a sandbox. A driver
+// snapshots a sandbox into a memory image and restores it from one; freeze and thaw is to stop it in place.
 package warren
 
 // SandboxID names a sandbox for ever: "s" and 19 characters of [a-z0-9]. It is never used again.

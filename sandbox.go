@@ -270,7 +270,7 @@ func (c *Client) Sandboxes(ctx context.Context, o ListOptions) iter.Seq2[*Sandbo
 		for _, s := range o.States {
 			wire, ok := stateTo(s)
 			if !ok {
-				yield(nil, fmt.Errorf("list sandboxes: state %q: %w: want creating, running, failed or deleting", s, ErrInvalid))
+				yield(nil, fmt.Errorf("list sandboxes: state %q: %w: want creating, running, pausing, paused, resuming, failed or deleting", s, ErrInvalid))
 				return
 			}
 			req.States = append(req.States, wire)

@@ -59,7 +59,7 @@ func lsCommand(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only those with this label, as K=V")
-	cmd.Flags().StringArrayVar(&states, "state", nil, "only creating, running, failed or deleting")
+	cmd.Flags().StringArrayVar(&states, "state", nil, "only creating, running, pausing, paused, resuming, failed or deleting")
 	cmd.Flags().BoolVar(&full, "full", false, "whole ids")
 	return cmd
 }

@@ -104,6 +104,14 @@ func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, free
 	if img.CPU, err = cpuFeatures(); err != nil {
 		return 0, err
 	}
+	s.mu.Lock()
+	unsure := s.meta.Frozen == changing // the last keeper was killed at the wrong moment
+	s.mu.Unlock()
+	if unsure {
+		if err := s.release(); err != nil {
+			return 0, err
+		}
+	}
 	// Nobody opens a channel meanwhile: gVisor cannot save a sandbox while it forwards a connection into it.
 	select {
 	case s.attach <- struct{}{}:
