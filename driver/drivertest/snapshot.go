@@ -27,6 +27,7 @@ var snapshotCases = []testCase{
 	{name: "snapshot-runs-on", sentence: "without freeze the sandbox runs on", optional: freezes, run: testSnapshotRunsOn},
 	{name: "snapshot-freeze", sentence: "with freeze it stands still until Thaw, which leaves one that runs alone", optional: freezes, run: testSnapshotFreeze},
 	{name: "snapshot-refuses", sentence: "a missing, a dead sandbox and a directory that is not empty are refused, and the sandbox runs on", optional: freezes, run: testSnapshotRefuses},
+	{name: "snapshot-cancel", sentence: "when ctx ends during a snapshot the sandbox runs on and nothing of the image is left", optional: freezes, run: testSnapshotCancel},
 	{name: "snapshot-modes", sentence: "an image is readable by its owner alone, and Size is what its files have", optional: freezes, run: testSnapshotModes},
 	{name: "restore-many", sentence: "an image may be restored any number of times, also beside its source", optional: freezes, run: testRestoreMany},
 	{name: "restore-exists", sentence: "restoring to an id that exists returns ErrExists and changes nothing", optional: freezes, run: testRestoreExists},
@@ -285,6 +286,34 @@ func testSnapshotRefuses(t *testing.T, c *ctx) {
 	c.kill(id)
 	if _, err := c.freezer().Snapshot(c, id, t.TempDir(), false); !errors.Is(err, warren.ErrState) {
 		t.Errorf("Snapshot of a dead sandbox: %v, want ErrState", err)
+	}
+}
+
+func testSnapshotCancel(t *testing.T, c *ctx) {
+	id := c.create()
+	c.answers(c.d, id)
+	cut := 0
+	for after := time.Duration(0); after < 40*time.Millisecond; after += 5 * time.Millisecond {
+		short, cancel := context.WithTimeout(c, after)
+		dir := t.TempDir()
+		_, err := c.freezer().Snapshot(short, id, dir, true)
+		cancel()
+		switch left := files(t, dir); {
+		case err == nil:
+			if err := c.freezer().Thaw(c, id); err != nil {
+				t.Fatalf("Thaw: %v", err)
+			}
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Errorf("cancelled after %v: %v, want DeadlineExceeded", after, err)
+		case len(left) > 0:
+			t.Errorf("cancelled after %v: left are %v", after, left)
+		default:
+			cut++
+		}
+		c.answers(c.d, id)
+	}
+	if cut == 0 {
+		t.Error("no snapshot was cancelled")
 	}
 }
 
