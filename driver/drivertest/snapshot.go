@@ -32,6 +32,7 @@ var snapshotCases = []testCase{
 	{name: "restore-many", sentence: "an image may be restored any number of times, also beside its source", optional: freezes, run: testRestoreMany},
 	{name: "restore-exists", sentence: "restoring to an id that exists returns ErrExists and changes nothing", optional: freezes, run: testRestoreExists},
 	{name: "restore-damaged", sentence: "one flipped byte anywhere, a file too short, missing or too many is refused, and nothing is left", optional: freezes, run: testRestoreDamaged},
+	{name: "restore-open-file", sentence: "without a file that a process has open on a mount the restore fails and nothing is left; with it back it works", commands: true, optional: freezes, run: testRestoreOpenFile},
 	{name: "restore-base", sentence: "another root or other mounts than the image relies on are refused, and nothing is left", optional: freezes, run: testRestoreBase},
 }
 
@@ -422,6 +423,34 @@ func testRestoreDamaged(t *testing.T, c *ctx) {
 	s := c.spec() // whole again, as proof that the damage was the reason
 	c.restore(s, dir)
 	c.answers(c.d, s.ID)
+}
+
+func testRestoreOpenFile(t *testing.T, c *ctx) {
+	data := t.TempDir()
+	if err := os.Chown(data, driver.DiskIDBase, driver.DiskIDBase); err != nil {
+		t.Fatal(err)
+	}
+	spec := c.spec(func(s *driver.Spec) {
+		s.Mounts = append(s.Mounts, openMount(t, data, "/mnt/data", true, driver.Owner{IDBase: driver.DiskIDBase}))
+	})
+	c.createSpec(spec)
+	g := c.guest(spec.ID)
+	g.start(c, Command{Args: []string{"/bin/sh", "-c", "exec 6>/mnt/data/open; echo ready; while :; do sleep 1; done"}}).line()
+	dir, _ := c.snapshot(spec.ID, true)
+	c.delete(spec.ID)
+	open, aside := filepath.Join(data, "open"), filepath.Join(data, "aside")
+	if err := os.Rename(open, aside); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.freezer().Restore(c, spec, dir); err == nil {
+		t.Error("a restore without the open file succeeds")
+	}
+	c.nothingLeft(spec.ID)
+	if err := os.Rename(aside, open); err != nil {
+		t.Fatal(err)
+	}
+	c.restore(spec, dir)
+	c.answers(c.d, spec.ID)
 }
 
 func testRestoreBase(t *testing.T, c *ctx) {

@@ -352,7 +352,7 @@ func (e *Engine) runResume(ctx context.Context, sb *sandbox, actor string) error
 	case errors.Is(err, errUnsupported):
 		return fmt.Errorf("sandbox %s stays paused: %w; where its image cannot be resumed, `warren restart %s` starts it anew on its workspace", label, err, label)
 	}
-	return fmt.Errorf("sandbox %s stays paused: %w", label, err)
+	return fmt.Errorf("sandbox %s stays paused: %w; should it never resume, `warren restart %s` starts it anew on its workspace", label, err, label)
 }
 
 func (e *Engine) resume(ctx context.Context, sb *sandbox, actor string) error {

@@ -211,7 +211,8 @@ func (k *Keeper) restore(ctx context.Context, s *sandbox, conf *config.Config, i
 	start := *conf
 	start.Network = config.NetworkNone
 	if err := s.cont.Restore(&start, img.path(), false, false, nil); err != nil {
-		return k.bootFailed(s, "restore", err)
+		err = k.bootFailed(s, "restore", err)
+		return fmt.Errorf("%w; a file that a process had open in a mount must still be there", err)
 	}
 	// The guest in the image may be in the middle of a session on a channel that is gone. It sees this one end, and a
 	// new one is opened as for a guest that another keeper started.
