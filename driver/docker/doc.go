@@ -13,8 +13,8 @@
 //     container, which the engine carries: no port is published and no socket is shared.
 //   - Its mounts are clones of the very directories that the caller opened, mapped to the container's ids where these
 //     differ from those on disk.
-//   - It has no network but loopback, none of the capabilities that a sandbox can do without, no_new_privs, the engine's
-//     default system call filter, and limits of memory, processors, processes and disk.
+//   - It has no network but loopback, none of the capabilities that a sandbox can do without, no_new_privs, the system
+//     call filter of the newest engines with fewer kinds of sockets, and limits of memory, processors, processes and disk.
 //
 // An engine that gives less than that is refused, see [Driver.Check]; [Options.Accept] names what may be missing all the
 // same. With no_new_privs a set-uid program such as sudo gains nothing inside; commands start as root through the guest.
