@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -39,7 +40,7 @@ func State(ctx context.Context, o Options, w io.Writer) (err error) {
 		for what, sample := range map[string]sample{"pause": pause, "resume": resume} {
 			for name, v := range sample.values() {
 				if name != "runs" {
-					values[what+" "+name] = v
+					values[what+strings.ToUpper(name[:1])+name[1:]] = v
 				}
 			}
 		}
