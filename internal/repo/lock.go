@@ -10,8 +10,8 @@ import (
 )
 
 // LockFile takes the lock of a file that other processes take too, and waits for it until ctx ends. The kernel
-// drops the lock when its holder dies. Only the holder may remove the file; who waited for it begins anew then, so that two
-// holders never hold two files of one name.
+// drops the lock when its holder dies. Only the holder may remove the file, as its last act, for others
+// can take the lock from then on; who waited for the old file begins anew, so that two never hold two files of one name.
 func LockFile(ctx context.Context, name string) (unlock func(), err error) {
 	wait := time.Millisecond
 	for {

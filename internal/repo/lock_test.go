@@ -26,8 +26,8 @@ func TestLockFileRemoved(t *testing.T) {
 				if n := holders.Add(1); n != 1 {
 					t.Errorf("%d hold the lock", n)
 				}
-				os.Remove(name)
 				holders.Add(-1)
+				os.Remove(name) // from here on another may hold it
 				unlock()
 			}
 		})
