@@ -608,6 +608,10 @@ func fuzzCalls(t *testing.T, a *arena) {
 	}
 	a.nothing(before, field.Report{}, "root")
 	g.Output(a, "true")
+	// Gone first: where the host has no disk limit, and an operator has accepted that, the calls may have filled its disk.
+	if err := a.d.Delete(a, id); err != nil {
+		t.Fatal(err)
+	}
 	a.answers(a.d, a.create())
 	if lines := kernel.complaints(); len(lines) > 0 {
 		t.Errorf("the host's kernel says:\n%s", strings.Join(lines, "\n"))
