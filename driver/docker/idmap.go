@@ -87,7 +87,9 @@ func newUserNamespace(m idMap) (*os.File, error) {
 	// The child stops before its first instruction, because it is traced, and is never let go.
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{"warren-userns"}, &syscall.ProcAttr{
 		Env: []string{},
-		Sys: &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: sysMap(m.uids), GidMappings: sysMap(m.gids), Ptrace: true},
+		Sys: &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: sysMap(m.uids), GidMappings: sysMap(m.gids), Ptrace: true,
+			// It stands still, and would for ever if this process were killed now.
+			Pdeathsig: syscall.SIGKILL},
 	})
 	if err != nil {
 		return nil, err

@@ -100,6 +100,7 @@ func startUserNamespace(m idMap) (*os.File, error) {
 			UidMappings: sysMap(m.uids),
 			GidMappings: sysMap(m.gids),
 			Ptrace:      true,
+			Pdeathsig:   syscall.SIGKILL, // it stands still, and would for ever if this process were killed now
 		},
 	})
 	if err != nil {
