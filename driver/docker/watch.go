@@ -12,6 +12,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/driver/internal/deaths"
 )
 
 // watchRetry is how long the watch waits before it asks an engine again that has gone.
@@ -36,7 +37,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 		}
 	}
 	out := make(chan driver.Status)
-	go queue(ctx, w.news, out)
+	go deaths.Queue(ctx, w.news, out)
 	go w.run(ctx)
 	return out, nil
 }
@@ -154,36 +155,5 @@ func (w *watch) tell(ctx context.Context, container string, s driver.Status) {
 	select {
 	case w.news <- s:
 	case <-ctx.Done():
-	}
-}
-
-// queue passes on in order and holds what a slow reader has not taken, then closes out.
-func queue(ctx context.Context, in <-chan driver.Status, out chan<- driver.Status) {
-	defer close(out)
-	var waiting []driver.Status
-	for in != nil || len(waiting) > 0 {
-		var send chan<- driver.Status
-		var next driver.Status
-		if len(waiting) > 0 {
-			send, next = out, waiting[0]
-		}
-		select {
-		case s, ok := <-in:
-			if !ok {
-				in = nil
-				continue
-			}
-			waiting = append(waiting, s)
-		case send <- next:
-			waiting = waiting[1:]
-		case <-ctx.Done():
-			// The sender ends by itself; nobody may be left sending to us.
-			for in != nil {
-				if _, ok := <-in; !ok {
-					in = nil
-				}
-			}
-			return
-		}
 	}
 }

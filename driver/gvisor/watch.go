@@ -10,6 +10,7 @@ import (
 
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+	"github.com/warren-sandbox/warren/driver/internal/deaths"
 )
 
 // Watch reports deaths, see [driver.Watcher]. It goes on across keepers: a new one first tells who is dead, so what
@@ -22,7 +23,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 	before := dead(first.Statuses)
 	news := make(chan driver.Status)
 	out := make(chan driver.Status)
-	go queue(ctx, news, out)
+	go deaths.Queue(ctx, news, out)
 	go func() {
 		defer close(news)
 		for {
@@ -75,37 +76,6 @@ func report(ctx context.Context, news chan<- driver.Status, statuses []protocol.
 		select {
 		case news <- status(s):
 		case <-ctx.Done():
-		}
-	}
-}
-
-// queue passes on in order and holds what a slow reader has not taken, then closes out.
-func queue(ctx context.Context, in <-chan driver.Status, out chan<- driver.Status) {
-	defer close(out)
-	var waiting []driver.Status
-	for in != nil || len(waiting) > 0 {
-		var send chan<- driver.Status
-		var next driver.Status
-		if len(waiting) > 0 {
-			send, next = out, waiting[0]
-		}
-		select {
-		case s, ok := <-in:
-			if !ok {
-				in = nil
-				continue
-			}
-			waiting = append(waiting, s)
-		case send <- next:
-			waiting = waiting[1:]
-		case <-ctx.Done():
-			// The sender ends by itself; nobody may be left sending to us.
-			for in != nil {
-				if _, ok := <-in; !ok {
-					in = nil
-				}
-			}
-			return
 		}
 	}
 }
