@@ -21,17 +21,18 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## bin/warren, bin/warren-runtime and bin/warren-guest
+build: ## bin/warren, bin/warren-gateway, bin/warren-runtime and bin/warren-guest
 	@script/setup.sh build
 	@mkdir -p bin
 	$(GOBUILD) -ldflags '-s -w' -o bin/warren-guest ./cmd/warren-guest
 	$(GOBUILD) -ldflags '-s -w' -o bin/warren-runtime ./cmd/warren-runtime
+	$(GOBUILD) -ldflags '-s -w' -o bin/warren-gateway ./cmd/warren-gateway
 	$(GOBUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/warren ./cmd/warren
 
 .PHONY: install
-install: build ## copy the three binaries to PREFIX/bin (PREFIX=/usr/local)
+install: build ## copy the four binaries to PREFIX/bin (PREFIX=/usr/local)
 	install -d '$(DESTDIR)$(PREFIX)/bin'
-	install -m 0755 bin/warren bin/warren-runtime bin/warren-guest '$(DESTDIR)$(PREFIX)/bin/'
+	install -m 0755 bin/warren bin/warren-gateway bin/warren-runtime bin/warren-guest '$(DESTDIR)$(PREFIX)/bin/'
 
 .PHONY: demo
 demo: build ## from a real repository to a diff, a kill and a commit, with times
@@ -41,7 +42,7 @@ demo: build ## from a real repository to a diff, a kill and a commit, with times
 .PHONY: test
 test: build ## every test; a test that cannot run here fails
 	@script/setup.sh test
-	@WARREN_REQUIRE_ALL=1 WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -p $(JOBS) -timeout 15m ./...
+	@WARREN_REQUIRE_ALL=1 WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -p $(JOBS) -timeout 25m ./...
 
 .PHONY: check
 check: ## formatting, vet, staticcheck, generated code, import rules, cross-builds, sizes
@@ -52,6 +53,12 @@ check: ## formatting, vet, staticcheck, generated code, import rules, cross-buil
 bench: build ## create, exec and file speed beside what else runs here
 	@script/setup.sh bench
 	@script/bench.sh
+
+.PHONY: drivers
+drivers: build ## one table for each driver: conformance, escapes and their twins, a benchmark
+	@script/setup.sh test
+	@script/setup.sh bench
+	@script/drivers.sh
 
 .PHONY: soak
 soak: build ## thousands of kills and cycles; hours

@@ -54,6 +54,9 @@ type Client struct {
 	version  *Version
 
 	sandboxes  warrenv1connect.SandboxServiceClient
+	snapshots  warrenv1connect.SnapshotServiceClient
+	templates  warrenv1connect.TemplateServiceClient
+	policies   warrenv1connect.PolicyServiceClient
 	workspaces warrenv1connect.WorkspaceServiceClient
 	repos      warrenv1connect.RepoServiceClient
 	images     warrenv1connect.ImageServiceClient
@@ -182,6 +185,9 @@ func newClient(o Options) (*Client, error) {
 	}
 	opts := []connect.ClientOption{connect.WithReadMaxBytes(maxMessage), connect.WithInterceptors(retrier{c}), connect.WithAcceptCompression("gzip", nil, nil)}
 	c.sandboxes = warrenv1connect.NewSandboxServiceClient(c.http, c.base, opts...)
+	c.snapshots = warrenv1connect.NewSnapshotServiceClient(c.http, c.base, opts...)
+	c.templates = warrenv1connect.NewTemplateServiceClient(c.http, c.base, opts...)
+	c.policies = warrenv1connect.NewPolicyServiceClient(c.http, c.base, opts...)
 	c.workspaces = warrenv1connect.NewWorkspaceServiceClient(c.http, c.base, opts...)
 	c.repos = warrenv1connect.NewRepoServiceClient(c.http, c.base, opts...)
 	c.images = warrenv1connect.NewImageServiceClient(c.http, c.base, opts...)
@@ -214,6 +220,9 @@ type credentials struct {
 func (t credentials) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	t.c.sign(r.Header)
+	if r.Context().Value(comingBackKey{}) != nil {
+		r.Header.Set(reconnectHeader, "1")
+	}
 	return t.next.RoundTrip(r)
 }
 
@@ -242,6 +251,12 @@ var idempotent = map[string]bool{
 	warrenv1connect.SandboxServiceUpdateSandboxProcedure:     true,
 	warrenv1connect.SandboxServiceDeleteSandboxProcedure:     true,
 	warrenv1connect.SandboxServiceGetStatsProcedure:          true,
+	warrenv1connect.SnapshotServiceGetSnapshotProcedure:      true,
+	warrenv1connect.SnapshotServiceListSnapshotsProcedure:    true,
+	warrenv1connect.SnapshotServiceDeleteSnapshotProcedure:   true,
+	warrenv1connect.TemplateServiceGetTemplateProcedure:      true,
+	warrenv1connect.TemplateServiceListTemplatesProcedure:    true,
+	warrenv1connect.TemplateServiceDeleteTemplateProcedure:   true,
 	warrenv1connect.WorkspaceServiceGetWorkspaceProcedure:    true,
 	warrenv1connect.WorkspaceServiceListWorkspacesProcedure:  true,
 	warrenv1connect.WorkspaceServiceDeleteWorkspaceProcedure: true,
@@ -259,6 +274,8 @@ var idempotent = map[string]bool{
 // deletes are the idempotent calls for which "not found" after a lost answer means that the first try did it.
 var deletes = map[string]bool{
 	warrenv1connect.SandboxServiceDeleteSandboxProcedure:     true,
+	warrenv1connect.SnapshotServiceDeleteSnapshotProcedure:   true,
+	warrenv1connect.TemplateServiceDeleteTemplateProcedure:   true,
 	warrenv1connect.WorkspaceServiceDeleteWorkspaceProcedure: true,
 	warrenv1connect.RepoServiceDeleteRepoProcedure:           true,
 	warrenv1connect.ImageServiceDeleteImageProcedure:         true,

@@ -130,10 +130,20 @@ func TestBadInput(t *testing.T) {
 			_, err := c.Ref(id).Session(ctx, warren.SessionOptions{})
 			return err
 		},
-		"Sessions":   func(c *warren.Client, id string) error { _, err := c.Ref(id).Sessions(ctx); return err },
-		"Ports":      func(c *warren.Client, id string) error { _, err := c.Ref(id).Ports(ctx); return err },
-		"WatchPorts": func(c *warren.Client, id string) error { return first(c.Ref(id).WatchPorts(ctx)) },
-		"Dial":       func(c *warren.Client, id string) error { _, err := c.Ref(id).Dial(ctx, 80); return err },
+		"Sessions":       func(c *warren.Client, id string) error { _, err := c.Ref(id).Sessions(ctx); return err },
+		"Ports":          func(c *warren.Client, id string) error { _, err := c.Ref(id).Ports(ctx); return err },
+		"WatchPorts":     func(c *warren.Client, id string) error { return first(c.Ref(id).WatchPorts(ctx)) },
+		"PutServices":    func(c *warren.Client, id string) error { return c.Ref(id).PutServices(ctx) },
+		"Services":       func(c *warren.Client, id string) error { _, err := c.Ref(id).Services(ctx, 0); return err },
+		"StopService":    func(c *warren.Client, id string) error { return c.Ref(id).StopService(ctx, "x") },
+		"RestartService": func(c *warren.Client, id string) error { return c.Ref(id).RestartService(ctx, "x") },
+		"WatchLifecycle": func(c *warren.Client, id string) error {
+			for _, err := range c.Ref(id).WatchLifecycle(ctx) {
+				return err
+			}
+			return nil
+		},
+		"Dial": func(c *warren.Client, id string) error { _, err := c.Ref(id).Dial(ctx, 80); return err },
 		"Search": func(c *warren.Client, id string) error {
 			for _, err := range c.Ref(id).Search(ctx, warren.Query{Pattern: "x"}) {
 				return err
@@ -425,5 +435,47 @@ func TestPorts(t *testing.T) {
 		if e.Port.Port == port && e.Closed {
 			break
 		}
+	}
+}
+
+func TestWatchLifecycle(t *testing.T) {
+	_, sb := newSandbox(t)
+	for e, err := range sb.WatchLifecycle(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Its host has said nothing to this guest that changes who it is.
+		if e.Event != "" && e.Event != "start" {
+			t.Errorf("the first event is %+v", e)
+		}
+		break
+	}
+}
+
+func TestServices(t *testing.T) {
+	_, sb := newSandbox(t)
+	t.Cleanup(func() { sb.PutServices(context.Background()) })
+	if err := sb.PutServices(t.Context(), warren.Service{Name: "sleeper", Command: []string{"sleep", "1000"},
+		Check: &warren.ServiceCheck{Command: []string{"true"}, Interval: 50 * time.Millisecond}}); err != nil {
+		t.Fatal(err)
+	}
+	all, err := sb.Services(t.Context(), 20*time.Second)
+	if err != nil || len(all) != 1 || all[0].Name != "sleeper" || all[0].State != "ready" || all[0].PID == 0 {
+		t.Fatalf("services: %+v, %v", all, err)
+	}
+	if err := sb.RestartService(t.Context(), "sleeper"); err != nil {
+		t.Error(err)
+	}
+	if err := sb.StopService(t.Context(), "sleeper"); err != nil {
+		t.Error(err)
+	}
+	if all, err = sb.Services(t.Context(), 0); err != nil || all[0].State != "stopped" {
+		t.Errorf("after its stop: %+v, %v", all, err)
+	}
+	if err := sb.StopService(t.Context(), "nobody"); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("a missing one: %v", err)
+	}
+	if err := sb.PutServices(t.Context(), warren.Service{Name: "x"}); !errors.Is(err, warren.ErrInvalid) {
+		t.Errorf("no command: %v", err)
 	}
 }

@@ -323,7 +323,7 @@ func (c *Cmd) open(ctx context.Context, req *process.StartRequest) (*output, err
 			if fresh {
 				return c.sb.guest.start(ctx, c.User, req)
 			}
-			return c.sb.guest.attach(ctx, c.Process.selector(), 0, false)
+			return c.sb.guest.attach(comingBack(ctx), c.Process.selector(), 0, false)
 		})
 		if err == nil {
 			c.Process.Pid = e.pid
@@ -461,7 +461,7 @@ func (c *Cmd) sink(err error) {
 }
 
 func (c *Cmd) signal(n int32) error {
-	ctx, cancel := context.WithTimeout(c.stream, 10*time.Second)
+	ctx, cancel := context.WithTimeout(comingBack(c.stream), 10*time.Second)
 	defer cancel()
 	return c.sb.c.again(ctx, func() error { return c.Process.signal(ctx, n, true) })
 }
@@ -469,7 +469,7 @@ func (c *Cmd) signal(n int32) error {
 // reattach connects to the process again at the byte where the old stream ended.
 func (c *Cmd) reattach() (st *output, err error) {
 	err = c.sb.c.again(c.stream, func() error {
-		if st, err = c.sb.guest.attach(c.stream, c.Process.selector(), c.seq, c.once); err != nil {
+		if st, err = c.sb.guest.attach(comingBack(c.stream), c.Process.selector(), c.seq, c.once); err != nil {
 			return err
 		}
 		e, err := st.first(c.stream)
@@ -611,7 +611,7 @@ func (c *Cmd) feed() {
 			c.mu.Unlock()
 		}
 		err := c.sb.c.again(c.stream, func() error {
-			_, err := c.sb.guest.process.CloseStdin(c.stream, request(c.User, &process.CloseStdinRequest{Process: c.Process.e2b()}))
+			_, err := c.sb.guest.process.CloseStdin(comingBack(c.stream), request(c.User, &process.CloseStdinRequest{Process: c.Process.e2b()}))
 			return fromWire("close stdin", err)
 		})
 		if err != nil {
@@ -628,7 +628,7 @@ func (c *Cmd) send(b []byte) error {
 		in.Input = &process.ProcessInput_Pty{Pty: b}
 	}
 	return c.sb.c.again(c.stream, func() error {
-		_, err := c.sb.guest.process.SendInput(c.stream, request(c.User, &process.SendInputRequest{Process: c.Process.e2b(), Input: in}))
+		_, err := c.sb.guest.process.SendInput(comingBack(c.stream), request(c.User, &process.SendInputRequest{Process: c.Process.e2b(), Input: in}))
 		if err = fromWire("send input", err); broken(err) && !refused(err) {
 			return giveUp{err}
 		}

@@ -25,13 +25,14 @@ func durationTo(d time.Duration) *durationpb.Duration {
 }
 
 var states = map[warrenv1.SandboxState]SandboxState{
-	warrenv1.SandboxState_SANDBOX_STATE_CREATING: StateCreating,
-	warrenv1.SandboxState_SANDBOX_STATE_RUNNING:  StateRunning,
-	warrenv1.SandboxState_SANDBOX_STATE_PAUSING:  StatePausing,
-	warrenv1.SandboxState_SANDBOX_STATE_PAUSED:   StatePaused,
-	warrenv1.SandboxState_SANDBOX_STATE_RESUMING: StateResuming,
-	warrenv1.SandboxState_SANDBOX_STATE_FAILED:   StateFailed,
-	warrenv1.SandboxState_SANDBOX_STATE_DELETING: StateDeleting,
+	warrenv1.SandboxState_SANDBOX_STATE_CREATING:     StateCreating,
+	warrenv1.SandboxState_SANDBOX_STATE_RUNNING:      StateRunning,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSING:      StatePausing,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSED:       StatePaused,
+	warrenv1.SandboxState_SANDBOX_STATE_RESUMING:     StateResuming,
+	warrenv1.SandboxState_SANDBOX_STATE_FAILED:       StateFailed,
+	warrenv1.SandboxState_SANDBOX_STATE_ROLLING_BACK: StateRollingBack,
+	warrenv1.SandboxState_SANDBOX_STATE_DELETING:     StateDeleting,
 }
 
 func (s Spec) proto() *warrenv1.SandboxSpec {
@@ -47,10 +48,16 @@ func (s Spec) proto() *warrenv1.SandboxSpec {
 		IdleTimeout:   durationTo(s.IdleTimeout),
 		Ttl:           durationTo(s.TTL),
 		KeepWorkspace: s.KeepWorkspace,
-		DriverOptions: s.DriverOptions,
+		DriverOptions: s.DriverOptions, Policy: s.Policy,
+		Snapshot: s.Snapshot,
+		Template: s.Template,
 	}
 	for _, m := range s.Mounts {
 		p.Mounts = append(p.Mounts, &warrenv1.Mount{Source: m.Source, Target: m.Target, Writable: m.Writable})
+	}
+	p.IdleAction = s.IdleAction.proto()
+	if resume := !s.NoAutoResume; !resume {
+		p.AutoResume = &resume
 	}
 	switch s.Restart {
 	case "":
@@ -62,6 +69,19 @@ func (s Spec) proto() *warrenv1.SandboxSpec {
 		p.Restart = -1 // no policy at all, which the server refuses
 	}
 	return p
+}
+
+var idleActions = map[IdleAction]warrenv1.IdleAction{
+	"":         warrenv1.IdleAction_IDLE_ACTION_UNSPECIFIED,
+	IdlePause:  warrenv1.IdleAction_IDLE_ACTION_PAUSE,
+	IdleDelete: warrenv1.IdleAction_IDLE_ACTION_DELETE,
+}
+
+func (a IdleAction) proto() warrenv1.IdleAction {
+	if wire, ok := idleActions[a]; ok {
+		return wire
+	}
+	return -1 // no action at all, which the server refuses
 }
 
 func (r *RepoSource) proto() *warrenv1.RepoSource {
@@ -94,7 +114,9 @@ func specFrom(p *warrenv1.SandboxSpec) Spec {
 		IdleTimeout:   p.GetIdleTimeout().AsDuration(),
 		TTL:           p.GetTtl().AsDuration(),
 		KeepWorkspace: p.GetKeepWorkspace(),
-		DriverOptions: p.GetDriverOptions(),
+		DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(),
+		Snapshot: p.GetSnapshot(),
+		Template: p.GetTemplate(),
 	}
 	if r := p.GetRepo(); r != nil {
 		s.Repo = &RepoSource{URL: r.GetUrl(), Ref: r.GetRef(), Dirty: r.GetDirty(), Fetch: r.GetFetch()}
@@ -102,6 +124,12 @@ func specFrom(p *warrenv1.SandboxSpec) Spec {
 	for _, m := range p.GetMounts() {
 		s.Mounts = append(s.Mounts, Mount{Source: m.GetSource(), Target: m.GetTarget(), Writable: m.GetWritable()})
 	}
+	for action, wire := range idleActions {
+		if wire == p.GetIdleAction() {
+			s.IdleAction = action
+		}
+	}
+	s.NoAutoResume = p.AutoResume != nil && !p.GetAutoResume()
 	switch p.GetRestart() {
 	case warrenv1.RestartPolicy_RESTART_POLICY_NEVER:
 		s.Restart = RestartNever
@@ -129,6 +157,9 @@ func (s *Sandbox) set(p *warrenv1.Sandbox) {
 	s.Generation = p.GetGeneration()
 	s.Owner = p.GetOwner()
 	s.MemoryImage = p.GetMemoryImageBytes()
+	s.LastSnapshot = SnapshotID(p.GetSnapshotId())
+	s.Source = SandboxID(p.GetSourceId())
+	s.PauseReason = p.GetPauseReason()
 	s.Failure = nil
 	if f := p.GetFailure(); f != nil {
 		s.Failure = &Failure{Reason: f.GetReason(), Message: f.GetMessage(), Time: timeFrom(f.GetTime())}

@@ -22,6 +22,9 @@ type SandboxID string
 // WorkspaceID names a workspace: "w" and 19 characters of [a-z0-9].
 type WorkspaceID string
 
+// SnapshotID names a snapshot for ever.
+type SnapshotID string
+
 // RepoID names a repository in the cache, derived from its URL.
 type RepoID string
 

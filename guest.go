@@ -24,6 +24,17 @@ const userHeader = "Warren-User"
 // errorHeader is on answers that the server itself gave instead of the sandbox. It holds the kind.
 const errorHeader = "Warren-Error"
 
+// reconnectHeader tells the server that a request goes on with what was cut off, such as output that was followed. Such a request
+// does not resume a sandbox that somebody has paused.
+const reconnectHeader = "Warren-Reconnect"
+
+type comingBackKey struct{}
+
+// comingBack marks the requests made with ctx by reconnectHeader.
+func comingBack(ctx context.Context) context.Context {
+	return context.WithValue(ctx, comingBackKey{}, true)
+}
+
 // guest talks to one sandbox's guest through the server's byte proxy.
 type guest struct {
 	c       *Client

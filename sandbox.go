@@ -34,14 +34,28 @@ type Spec struct {
 	Restart RestartPolicy `json:"restart,omitempty"`
 	// Labels to find the sandbox by.
 	Labels map[string]string `json:"labels,omitempty"`
-	// IdleTimeout removes the sandbox this long after the last call; 0 means never.
+	// IdleTimeout does what IdleAction says when the sandbox has been idle for so long; 0 means never. A sandbox is in use while a
+	// call is under way or a command is followed, silent or not; one that is to be paused also while its processes use the
+	// processor, while one of them holds it awake, and while a connection to one of its ports carries something.
 	IdleTimeout time.Duration `json:"idleTimeout,omitempty"`
+	// IdleAction is what IdleTimeout does. Empty means [IdlePause] where the driver can, else [IdleDelete].
+	IdleAction IdleAction `json:"idleAction,omitempty"`
+	// NoAutoResume makes calls into a paused sandbox fail with [ErrState] instead of resuming it.
+	NoAutoResume bool `json:"noAutoResume,omitempty"`
 	// TTL removes the sandbox this long after its creation; 0 means never.
 	TTL time.Duration `json:"ttl,omitempty"`
 	// KeepWorkspace keeps a workspace that was made for this sandbox when the sandbox goes.
 	KeepWorkspace bool `json:"keepWorkspace,omitempty"`
+	// Policy names what the sandbox may reach, see [Client.Policies]; "none" gives it no network card. Empty means the server's
+	// default, or none where the driver gives sandboxes no network.
+	Policy string `json:"policy,omitempty"`
 	// DriverOptions are keys that the driver understands.
 	DriverOptions map[string]string `json:"driverOptions,omitempty"`
+	// Snapshot, an id or name, to go on from instead of booting. Image, driver, mounts, disk and environment are those of
+	// the snapshot; Env is added.
+	Snapshot string `json:"snapshot,omitempty"`
+	// Template, a name, whose snapshot to go on from; as if that had been given.
+	Template string `json:"template,omitempty"`
 
 	// IdempotencyKey makes a create safe to repeat: the server returns the first call's sandbox for the same key within
 	// 24 hours. Empty means one of this call's own, which covers its own retries.
@@ -84,6 +98,16 @@ type Mount struct {
 	Writable bool `json:"writable,omitempty"`
 }
 
+// IdleAction says what an idle timeout does.
+type IdleAction string
+
+const (
+	// IdlePause keeps the sandbox on disk; the next call resumes it.
+	IdlePause IdleAction = "pause"
+	// IdleDelete removes the sandbox, with a workspace that was made for it and not to be kept.
+	IdleDelete IdleAction = "delete"
+)
+
 // RestartPolicy says what happens to a sandbox that failed.
 type RestartPolicy string
 
@@ -108,6 +132,8 @@ const (
 	StatePaused SandboxState = "paused"
 	// StateResuming means on the way back from paused to running.
 	StateResuming SandboxState = "resuming"
+	// StateRollingBack means on the way to a snapshot; what was since then is lost.
+	StateRollingBack SandboxState = "rolling-back"
 	// StateFailed means that the execution ended without being asked to; Failure tells why, the workspace is intact.
 	StateFailed SandboxState = "failed"
 	// StateDeleting means being removed.
@@ -155,7 +181,7 @@ type Sandbox struct {
 	Driver    string      `json:"driver,omitempty"`
 	// Isolation says how strong the boundary is, such as "kernel in user space (gVisor)".
 	Isolation string `json:"isolation,omitempty"`
-	// Network is "none" when the sandbox has loopback only.
+	// Network is the name of its policy, or "none" when the sandbox has loopback only.
 	Network string `json:"network,omitempty"`
 	// Resources with the server's defaults filled in.
 	Resources  Resources `json:"resources,omitzero"`
@@ -171,6 +197,12 @@ type Sandbox struct {
 	Owner      string `json:"owner,omitempty"`
 	// MemoryImage is the bytes on disk that the memory of a paused sandbox takes.
 	MemoryImage int64 `json:"memoryImageBytes,omitempty"`
+	// LastSnapshot is the last one taken of it, rolled back to, or that it was made from, and Source the sandbox that it was
+	// forked from. Either may be gone.
+	LastSnapshot SnapshotID `json:"snapshotId,omitempty"`
+	Source       SandboxID  `json:"sourceId,omitempty"`
+	// PauseReason of a paused sandbox is "asked", "idle", or "memory" when the host's ran short.
+	PauseReason string `json:"pauseReason,omitempty"`
 
 	c     *Client
 	guest *guest
@@ -339,13 +371,18 @@ type Change struct {
 	RemoveLabels []string
 	// IdleTimeout and TTL count from now on; zero removes the limit.
 	IdleTimeout, TTL *time.Duration
-	KeepWorkspace    *bool
+	// IdleAction is what IdleTimeout does; empty leaves it as it is.
+	IdleAction IdleAction
+	// AutoResume says whether a call into the sandbox resumes it when it is paused.
+	AutoResume    *bool
+	KeepWorkspace *bool
 }
 
 // Update changes name, labels and timeouts.
 func (s *Sandbox) Update(ctx context.Context, ch Change) error {
 	req := &warrenv1.UpdateSandboxRequest{
 		Id: string(s.ID), Name: ch.Name, SetLabels: ch.SetLabels, RemoveLabels: ch.RemoveLabels, KeepWorkspace: ch.KeepWorkspace,
+		IdleAction: ch.IdleAction.proto(), AutoResume: ch.AutoResume,
 	}
 	if ch.IdleTimeout != nil {
 		req.IdleTimeout = durationpb.New(*ch.IdleTimeout)
@@ -373,7 +410,8 @@ func (s *Sandbox) Restart(ctx context.Context) error {
 }
 
 // Pause writes the memory of a running sandbox to disk and ends its processes, so that it takes no processor and no
-// memory. Connections into it end, and calls to it return [ErrState], until [Sandbox.Resume]; processes and their output
+// memory. Connections into it end, and what was cut off, such as a command that is followed, returns [ErrState]. The next call
+// into the sandbox, or [Sandbox.Resume], resumes it, unless it was told not to; processes and their output
 // are then found again by their ids and sequence numbers. When Pause fails the sandbox runs on. One that is paused stays
 // so. Not every driver can do it; one that cannot returns an error that matches [errors.ErrUnsupported].
 func (s *Sandbox) Pause(ctx context.Context) error {
@@ -386,9 +424,9 @@ func (s *Sandbox) Pause(ctx context.Context) error {
 }
 
 // Resume lets a paused sandbox go on where it was: memory, processes, open files and terminals; the wall clock in it is
-// right. One that runs is left alone. When its memory cannot be brought back (the image is damaged, or was made by
-// another build or on a processor that can do more) it stays paused, and [Sandbox.Restart] starts it anew on its
-// workspace.
+// right. One that runs is left alone. When its memory cannot be brought back here (the image was made by another build, on a
+// processor that can do more, or with another key) it stays paused, and [Sandbox.Restart] starts it anew on its workspace. When
+// the image is damaged that has been done when Resume returns, with an error that says so and matches [ErrState].
 func (s *Sandbox) Resume(ctx context.Context) error {
 	res, err := s.c.sandboxes.ResumeSandbox(ctx, connect.NewRequest(&warrenv1.ResumeSandboxRequest{Id: string(s.ID)}))
 	if err != nil {

@@ -9,7 +9,9 @@ package driver
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -59,6 +61,34 @@ type Spec struct {
 	Options map[string]string
 	// Labels for people who look at the driver's own tools.
 	Labels map[string]string
+	// Card is the sandbox's network card; nil means that it has no network but its loopback.
+	Card *Card
+}
+
+// Card is a network card, made of two sockets (SOCK_SEQPACKET) that are each other's far end. Each message on them is one IP packet
+// without a link header. The caller closes both after Create returns.
+type Card struct {
+	// Inside is the sandbox's end.
+	Inside *os.File
+	// Outside is the end of whoever serves the card, who has begun before Create is called. A [Carder] keeps a copy of it.
+	Outside *os.File
+	// MTU is the longest packet.
+	MTU uint32
+	// Addrs are the card's addresses inside. Everything else is reached through the card.
+	Addrs []netip.Addr
+	// DNS are the name servers that the sandbox asks.
+	DNS []netip.Addr
+}
+
+// Carder is a driver whose sandboxes can have a network card. Other drivers refuse a spec that has one with
+// [errors.ErrUnsupported].
+type Carder interface {
+	// Card returns the Outside of a sandbox's card once more, for when whoever served it is gone; the caller closes it. Of a sandbox without a card, and
+	// of one whose driver was killed since it was made, it returns [warren.ErrState]. A sandbox that does not exist gives [warren.ErrNotFound].
+	Card(ctx context.Context, id warren.SandboxID) (*os.File, error)
+
+	// KeepCard gives the driver a copy of the Outside again, which Card returns from then on. The caller closes the file.
+	KeepCard(ctx context.Context, id warren.SandboxID, outside *os.File) error
 }
 
 // Root is a read-only root file system. The sandbox writes to an overlay of its own, of at most Limits.Disk bytes.
@@ -96,7 +126,7 @@ type Mount struct {
 	Dir    *os.File
 	Source string
 	Target string
-	// Writable mounts take writes that are on the host when they return. Others refuse them.
+	// Writable mounts take writes that are on the host when they return, but for those of a [Syncer]. Others refuse them.
 	Writable bool
 	// Owner says how ids on disk relate to ids in the sandbox.
 	Owner Owner
@@ -210,18 +240,49 @@ type Image struct {
 	Size int64
 }
 
-// Snapshotter keeps an instant of a running sandbox on disk: memory, processes with what they have open, terminals and
-// the root overlay, but nothing of what the spec mounted. A driver without it can only start sandboxes cold.
-type Snapshotter interface {
-	// Snapshot writes an image of a running sandbox into dir, an empty directory, and returns when it is on disk for
-	// good. With freeze the sandbox stands still from the instant of the image on, so that its mounts can be kept along
-	// with it, until Thaw lets it run on or Delete ends it. Else, and whenever Snapshot fails or ctx ends, the sandbox
-	// runs on, and after a failure dir is empty. A sandbox that does not exist gives [warren.ErrNotFound], one that has
-	// died [warren.ErrState].
-	Snapshot(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (Image, error)
+// Syncer is a driver whose sandboxes may run where this machine's directories cannot be mounted, and then work on copies of them.
+type Syncer interface {
+	// Copies says whether a sandbox that is created now works on copies. Such a sandbox sees what a directory held when Create
+	// was called, and what it writes to a writable mount is in the directory after Sync, Freeze or Delete has returned nil, and
+	// not before. Deleting keeps what could not be brought back, says so, and tries again when it is repeated.
+	Copies(ctx context.Context) bool
+
+	// Sync brings what a sandbox has written to its mounts into their directories, for good. It does nothing when the sandbox has
+	// the directories themselves, also when what runs it does not answer. What changed in a directory meanwhile stays where the
+	// sandbox has not changed it. A sandbox that does not exist gives nil or [warren.ErrNotFound]; one that has died is synced
+	// as well.
+	Sync(ctx context.Context, id warren.SandboxID) error
+}
+
+// Freezer makes a running sandbox stand still, which frees no memory.
+type Freezer interface {
+	// Freeze returns when nothing in the sandbox runs any more, until Thaw; freezing a frozen sandbox does nothing. A frozen
+	// sandbox can be deleted. A sandbox that does not exist gives [warren.ErrNotFound], one that has died [warren.ErrState].
+	Freeze(ctx context.Context, id warren.SandboxID) error
 
 	// Thaw lets a frozen sandbox run on; one that runs is left alone.
 	Thaw(ctx context.Context, id warren.SandboxID) error
+}
+
+// RootSaver reads what a sandbox has changed of its root.
+type RootSaver interface {
+	// SaveRoot writes the root overlay of a running or frozen sandbox as a layer of an OCI image, an uncompressed tar with
+	// whiteouts for what was removed. Ids in it are those of the sandbox; mounts are left out.
+	SaveRoot(ctx context.Context, id warren.SandboxID, w io.Writer) error
+}
+
+// Snapshotter keeps an instant of a running sandbox on disk: memory, processes with what they have open, terminals and
+// the root overlay, but nothing of what the spec mounted. A driver without it can only start sandboxes cold.
+type Snapshotter interface {
+	Freezer
+
+	// Snapshot writes an image of a sandbox, running or frozen, into dir, an empty directory, and returns when it is on disk
+	// for good. With freeze the sandbox stands still from the instant of the image on, so that its mounts can be kept along
+	// with it, until Thaw lets it run on or Delete ends it. Else, and whenever Snapshot fails or ctx ends, the sandbox
+	// is as before, and after a failure dir is empty. Connections into it go on, unless the driver was killed and opened
+	// since the sandbox was made: then a snapshot may end them. A sandbox that does not exist gives [warren.ErrNotFound],
+	// one that has died [warren.ErrState].
+	Snapshot(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (Image, error)
 
 	// Restore is Create, but the sandbox goes on from the image in dir instead of booting. Before anything of it runs, the
 	// whole image is compared with its checksums; what differs returns an error that matches [ErrImage]. The spec must
@@ -230,6 +291,41 @@ type Snapshotter interface {
 	// cannot go on from is refused with [errors.ErrUnsupported]. The image stays, and may be restored any number of times.
 	// Connections into the sandbox are not restored: they have ended for both sides.
 	Restore(ctx context.Context, spec *Spec, dir string) error
+}
+
+// Verifier looks at images before anything depends on them.
+type Verifier interface {
+	// Verify says what Restore would say of the spec and the image in dir, as far as that can be said without making
+	// anything: nil, [ErrImage], or [errors.ErrUnsupported]. The id may be that of a sandbox that exists, and directories
+	// are not looked at.
+	Verify(ctx context.Context, spec *Spec, dir string) error
+}
+
+// Copier is a [Snapshotter] that writes an image faster when it need not last: for copies of a running sandbox, which are made at
+// once.
+type Copier interface {
+	Snapshotter
+
+	// SnapshotTransient is Snapshot, but the image is for this driver alone and may be gone after a crash of the driver or the
+	// host: then its restore returns an error that matches [ErrImage]. Its bytes are not compared with checksums.
+	SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (Image, error)
+
+	// Seal makes an image of SnapshotTransient one of Snapshot, with checksums and on disk for good when it returns, so that
+	// a sandbox need not stand still for that. After a failure the image is of no use.
+	Seal(ctx context.Context, dir string) (Image, error)
+}
+
+// Pooler does the slow part of a start before it is asked for.
+type Pooler interface {
+	// Warm makes the driver keep n executions in which nothing runs yet ready for specs like this one: with the same root,
+	// limits, options, and mounts on the same targets; of each mount only Target and Writable count. A Restore that fits
+	// takes one, and so does a Create whose Env is the same too; the driver makes another when there is time. What has another
+	// Hostname then has this one in its kernel until its guest is told its own. What does not fit, or finds none, is as without. Executions that are ready are no sandboxes: no List shows them. With n 0 those for
+	// this spec go. All go when nobody has a driver open on their state any more.
+	Warm(ctx context.Context, spec *Spec, n int) error
+
+	// Pooled says how many executions of all kinds are ready.
+	Pooled(ctx context.Context) (int, error)
 }
 
 // ErrImage is matched by the error of a restore whose image is damaged or incomplete.

@@ -11,6 +11,7 @@ package main
 
 import (
 	"os"
+	"runtime"
 
 	"github.com/google/subcommands"
 	"gvisor.dev/gvisor/runsc/cli"
@@ -20,6 +21,14 @@ import (
 
 	"github.com/warren-sandbox/warren/driver/gvisor/keeper"
 )
+
+// init keeps the main goroutine of a keeper on the first thread, which cannot end: others that are given a namespace of their own
+// end with their goroutine.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == keeper.Role {
+		runtime.LockOSThread()
+	}
+}
 
 func main() {
 	// Before any flag is parsed: gVisor puts its configuration first and the sub-command later.

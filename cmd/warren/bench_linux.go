@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +21,7 @@ func benchCommand(a *app) *cobra.Command {
   warren bench fleet`,
 		benchPart(a, "start", "Create, first command, round trip, throughput and idle memory", bench.Start),
 		benchPart(a, "io", "Work with many files in a sandbox, as a ratio to the same work outside", bench.IO),
-		benchPart(a, "state", "Pause and resume, of an idle sandbox and of one with 300 MB in memory", bench.State),
+		benchPart(a, "state", "Pause and resume, snapshot, fork and template, idle and with servers and files", bench.State),
 		benchDrivers(a),
 		benchFleet(a))
 }
@@ -96,9 +97,15 @@ func benchPart(a *app, name, short string, measure func(context.Context, bench.O
 		},
 	}
 	cmd.Flags().IntVar(&opts.Rounds, "rounds", 0, "how often each way is measured (default 20)")
+	cmd.Flags().BoolVar(&opts.Quick, "quick", false, "a fraction of the work in each round: to see that all of it works, not for figures")
 	cmd.Flags().StringVar(&opts.Image, "image", "", "image to start from (default the server's)")
 	if name == "start" {
 		cmd.Flags().IntSliceVar(&opts.Idle, "idle", nil, "numbers of idle sandboxes at which memory is measured (default 1,50,100)")
+	}
+	if name == "state" {
+		cmd.Example += "\n  warren bench state --loads agent,python --forks 1,10 --rounds 4"
+		cmd.Flags().StringSliceVar(&opts.Loads, "loads", nil, "what the sandboxes hold (default "+strings.Join(bench.Loads(), ",")+")")
+		cmd.Flags().IntSliceVar(&opts.Forks, "forks", nil, "numbers of children (default 1,3,10)")
 	}
 	return cmd
 }

@@ -139,13 +139,13 @@ func TestDockerDaemonKilled(t *testing.T) {
 func TestDockerBench(t *testing.T) {
 	h := newDockerHome(t)
 	h.warren("create", "--name", "box", "--driver", "docker", "--image", dockertest.ImageName) // so that the engine has an image
-	rounds := "1"
+	how := []string{"--rounds", "1", "--quick"}
 	if n := os.Getenv("WARREN_BENCH_ROUNDS"); n != "" {
-		rounds = n
+		how = []string{"--rounds", n}
 	}
 	h.env = append(h.env, "DOCKER_HOST="+strings.TrimPrefix(h.env[0], "WARREN_DOCKER_HOST="))
-	out := h.warren("bench", "drivers", "--url", "unix://"+filepath.Join(h.dir, "warren.sock"), "--image", dockertest.ImageName,
-		"--rounds", rounds, "--compare", "gvisor,docker,docker:runsc,docker:kata")
+	out := h.warren(append([]string{"bench", "drivers", "--url", "unix://" + filepath.Join(h.dir, "warren.sock"), "--image", dockertest.ImageName,
+		"--compare", "gvisor,docker,docker:runsc,docker:kata"}, how...)...)
 	t.Logf("\n%s", out)
 	for _, want := range []string{"gvisor ", "docker ", "docker:runsc ", "not measured:", "docker:kata (", "its own", "the host's"} {
 		if !strings.Contains(out, want) {
@@ -174,4 +174,46 @@ func TestDockerDemo(t *testing.T) {
 			t.Errorf("the demo does not show %q", want)
 		}
 	}
+}
+
+// TestDockerRemoteResult does the job on an engine that sees nothing of this machine: the diff, also of a daemon that was killed
+// meanwhile, has what the sandbox wrote, and the workspace goes on under gVisor.
+func TestDockerRemoteResult(t *testing.T) {
+	testenv.NeedsTool(t, "cp", "git")
+	_, store := dockertest.ImageStore(t)
+	engine := dockertest.Start(t, dockertest.Config{Remote: true})
+	h := newHome(t)
+	h.env = []string{"WARREN_DOCKER_HOST=" + engine.Host, "DOCKER_CERT_PATH=" + engine.Certs, "WARREN_DOCKER_ACCEPT=no-disk-limit,copied-mounts"}
+	if out, err := exec.Command("cp", "-a", store, filepath.Join(h.dir, "images")).CombinedOutput(); err != nil {
+		t.Fatalf("copy the image store: %v\n%s", err, out)
+	}
+	repo := gitRepo(t)
+	h.warren("create", "--name", "far", "--driver", "docker", "--image", dockertest.ImageName, "--repo", repo, "--keep-workspace")
+	if got := h.warren("exec", "far", "--", "sh", "-c", "id -un; pwd; git status --short; git log --format=%s"); got != "user\n/workspace\nfirst" {
+		t.Errorf("inside: %q", got)
+	}
+	h.warren("exec", "far", "--", "sh", "-c", "echo three >> README; mkdir -p src; printf 'package main\\n' > src/main.go")
+	if got := h.warren("diff", "far"); !strings.Contains(got, "+three") || !strings.Contains(got, "+package main") {
+		t.Errorf("the diff is\n%s", got)
+	}
+	h.warren("exec", "far", "--", "sh", "-c", "echo four >> README")
+	if err := syscall.Kill(h.daemon(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.warren("diff", "far"); !strings.Contains(got, "+four") {
+		t.Errorf("after the daemon was killed the diff is\n%s", got)
+	}
+	if doctor := h.warren("doctor"); !strings.Contains(doctor, "docker mounts") || !strings.Contains(doctor, "that is accepted") {
+		t.Errorf("the doctor says nothing of copies:\n%s", doctor)
+	}
+	h.warren("exec", "far", "--", "sh", "-c", "rm src/main.go; echo five >> README")
+	workspace := h.field("inspect", "far", "workspaceId")
+	h.warren("rm", "far")
+	h.warren("create", "--name", "near", "--driver", "gvisor", "--image", dockertest.ImageName, "--workspace", workspace)
+	if got := h.warren("exec", "near", "--", "sh", "-c", "tail -n 3 README; git status --short; ls src"); got != "three\nfour\nfive\n M README" && got != "three\nfour\nfive\nM README" {
+		t.Errorf("under gVisor: %q", got)
+	}
+	h.warren("commit", "near", "-m", "Edit", "--branch", "warren/far", "--author", "Ada <ada@example.com>")
+	h.warren("rm", "near")
+	h.warren("workspace", "rm", workspace)
 }

@@ -172,6 +172,26 @@ func (w workspaces) Copy(ctx context.Context, from, to warren.WorkspaceID) (stri
 	return w.s.Copy(ctx, from, to)
 }
 
+func (w workspaces) BeginCopy(ctx context.Context, from, to warren.WorkspaceID, keep bool) (engine.WorkspaceCopy, error) {
+	c, err := w.s.BeginCopy(ctx, from, to, keep)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (w workspaces) Replace(ctx context.Context, id, from warren.WorkspaceID) error {
+	return w.s.Replace(ctx, id, from)
+}
+
+func (w workspaces) Adopt(ctx context.Context, from, to warren.WorkspaceID) error {
+	return w.s.Adopt(ctx, from, to)
+}
+
+func (w workspaces) Usage(ctx context.Context, id warren.WorkspaceID) (total, shared int64, err error) {
+	return w.s.Usage(ctx, id)
+}
+
 func (w workspaces) Size(ctx context.Context, id warren.WorkspaceID) (int64, error) {
 	return w.s.Size(ctx, id)
 }

@@ -15,11 +15,16 @@ import (
 
 func eventsCommand(a *app) *cobra.Command {
 	var opts warren.EventOptions
-	var follow bool
+	var follow, flows, verify bool
 	cmd := &cobra.Command{
 		Use:   "events [ID] [flags]",
 		Short: "Print what happened to sandboxes and workspaces",
+		Long: `Print what happened to sandboxes and workspaces: who did what, and what came of it. With --flows it is what the gateway has recorded
+instead: each connection, name and request of sandboxes, the rule that decided on it, and bytes. That record is chained by hash, and
+--verify reads all of it and names the first record that was changed; the exit code is 1 if there is one.`,
 		Example: `  warren events
+  warren events fix --flows
+  warren events --verify
   warren events fix --follow
   warren events --after 1200 --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -35,7 +40,17 @@ func eventsCommand(a *app) *cobra.Command {
 				return err
 			}
 			defer c.Close()
-			for e, err := range c.Events(ctx, opts) {
+			if verify {
+				return a.verifyFlows(ctx, c)
+			}
+			list := c.Events(ctx, opts)
+			if flows {
+				if follow {
+					return fmt.Errorf("--flows and --follow: %w: flows are printed up to now; repeat it with --after", warren.ErrInvalid)
+				}
+				list = c.Flows(ctx, opts.Sandbox, opts.After)
+			}
+			for e, err := range list {
 				if err != nil {
 					if follow && (ctx.Err() != nil || errors.Is(err, context.Canceled)) {
 						return nil
@@ -50,6 +65,8 @@ func eventsCommand(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more")
+	cmd.Flags().BoolVar(&flows, "flows", false, "print what the gateway has recorded")
+	cmd.Flags().BoolVar(&verify, "verify", false, "compare the chain of hashes of what the gateway has recorded")
 	cmd.Flags().Int64Var(&opts.After, "after", 0, "only those after this number")
 	return cmd
 }
@@ -65,5 +82,25 @@ func (a *app) printEvent(e *warren.Event) error {
 		}
 	}
 	_, err := fmt.Fprintln(a.out, escape(strings.Join(parts, "  ")))
+	return err
+}
+
+// verifyFlows has the gateway's record verified and tells the result.
+func (a *app) verifyFlows(ctx context.Context, c *warren.Client) error {
+	r, err := c.VerifyFlows(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case a.json:
+		err = a.printJSON(r)
+	case r.Problem != "":
+		_, err = fmt.Fprintf(a.out, "bad: %s; %d records before it are good\n", escapeLine(r.Problem), r.Records)
+	default:
+		_, err = fmt.Fprintf(a.out, "good: %d records; the last is %d, hash %s\n", r.Records, r.Last, r.Hash)
+	}
+	if err == nil && r.Problem != "" {
+		return exitError(1)
+	}
 	return err
 }

@@ -57,6 +57,17 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 	if sb.MemoryImage > 0 {
 		image = bytesOf(sb.MemoryImage) + " on disk"
 	}
+	idle, state := "", string(sb.State)
+	if t := sb.Spec.IdleTimeout; t > 0 {
+		idle = fmt.Sprintf("%s after %s", sb.Spec.IdleAction, t)
+	}
+	if sb.PauseReason != "" {
+		state += " (" + map[string]string{"asked": "asked for", "idle": "it was idle", "memory": "the host's memory ran short"}[sb.PauseReason] + ")"
+	}
+	resume := ""
+	if sb.Spec.NoAutoResume {
+		resume = "by warren resume alone"
+	}
 	if f := sb.Failure; f != nil {
 		failure = fmt.Sprintf("%s %s (%s ago)", f.Reason, f.Message, ago(f.Time))
 	}
@@ -70,12 +81,13 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 		}
 	}
 	if err := a.fields(
-		"ID", string(sb.ID), "Name", sb.Name, "State", string(sb.State), "Failure", failure, "Memory image", image,
+		"ID", string(sb.ID), "Name", sb.Name, "State", state, "Failure", failure, "Memory image", image,
 		"Image", sb.Image, "Digest", sb.ImageDigest, "Repository", repo, "Workspace", string(sb.Workspace),
+		"Snapshot", string(sb.LastSnapshot), "Forked from", string(sb.Source),
 		"Driver", sb.Driver, "Isolation", sb.Isolation, "Network", sb.Network,
 		"Processors", config.CPUs(sb.Resources.CPUMillis).String(), "Memory", bytesOf(sb.Resources.Memory),
 		"Disk", bytesOf(sb.Resources.Disk), "Processes", fmt.Sprint(sb.Resources.PIDs),
-		"Restart", string(sb.Spec.Restart), "Labels", labelList(sb.Spec.Labels), "Owner", sb.Owner,
+		"Restart", string(sb.Spec.Restart), "When idle", idle, "Resumed", resume, "Labels", labelList(sb.Spec.Labels), "Owner", sb.Owner,
 		"Executions", fmt.Sprint(sb.Generation), "Created", sb.Created.Local().Format(time.RFC3339),
 		"Last active", sb.LastActive.Local().Format(time.RFC3339), "Expires", expires,
 	); err != nil {

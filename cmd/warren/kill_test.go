@@ -296,7 +296,11 @@ func TestKillDuringPull(t *testing.T) {
 func TestKillDuringPopulate(t *testing.T) {
 	testenv.NeedsTool(t, "git")
 	h := newHome(t)
-	const dirs, each = 100, 40
+	const dirs = 100
+	each := 10
+	if testenv.Soak() {
+		each = 40
+	}
 	source := filepath.Join(t.TempDir(), "source")
 	want := map[string]string{}
 	for d := range dirs {

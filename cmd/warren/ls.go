@@ -69,6 +69,9 @@ func sandboxRow(sb *warren.Sandbox, full bool) []string {
 	if sb.Failure != nil {
 		state += " (" + sb.Failure.Reason + ")"
 	}
+	if sb.MemoryImage > 0 {
+		state += " (" + bytesOf(sb.MemoryImage) + ")"
+	}
 	id, workspace := string(sb.ID), string(sb.Workspace)
 	if !full {
 		id, workspace = short(id), short(workspace)

@@ -112,7 +112,7 @@ An ID may be a name or any unique beginning of an id.`,
 	root.AddGroup(
 		&cobra.Group{ID: groupSandbox, Title: "Sandboxes:"},
 		&cobra.Group{ID: groupResult, Title: "Results:"},
-		&cobra.Group{ID: groupDurable, Title: "Images, repositories and workspaces:"},
+		&cobra.Group{ID: groupDurable, Title: "Images, templates, repositories and workspaces:"},
 		&cobra.Group{ID: groupSystem, Title: "System:"},
 	)
 	for _, group := range []struct {
@@ -120,11 +120,12 @@ An ID may be a name or any unique beginning of an id.`,
 		verbs []func(*app) *cobra.Command
 	}{
 		{groupSandbox, []func(*app) *cobra.Command{
-			runCommand, createCommand, execCommand, shellCommand, lsCommand, inspectCommand, updateCommand, rmCommand, restartCommand, pauseCommand, resumeCommand, cpCommand,
+			runCommand, createCommand, execCommand, shellCommand, lsCommand, inspectCommand, updateCommand, rmCommand, restartCommand, pauseCommand, resumeCommand,
+			snapshotCommand, rollbackCommand, forkCommand, raceCommand, treeCommand, cpCommand,
 			logsCommand, psCommand, killCommand, statsCommand, eventsCommand, searchCommand, portForwardCommand,
 		}},
 		{groupResult, []func(*app) *cobra.Command{diffCommand, commitCommand, pushCommand, patchCommand}},
-		{groupDurable, []func(*app) *cobra.Command{imageCommand, repoCommand, workspaceCommand}},
+		{groupDurable, []func(*app) *cobra.Command{imageCommand, templateCommand, policyCommand, repoCommand, workspaceCommand}},
 		{groupSystem, []func(*app) *cobra.Command{
 			serveCommand, shutdownCommand, doctorCommand, tokenCommand, benchCommand, versionCommand, completionCommand,
 		}},

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -121,16 +122,24 @@ func killed(err error) bool {
 	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
 }
 
-// sentries are the host's processes that are the kernel of a sandbox.
+// sentries are the host's processes that are the kernel of a sandbox. One that came from the pool has another name there.
 func (h *home) sentries(id string) (pids []string) {
 	h.t.Helper()
+	var meta struct{ Container string }
+	record, err := os.ReadFile(filepath.Join(h.dir, "run", "gvisor", "sandboxes", id, "meta.json"))
+	if err == nil {
+		err = json.Unmarshal(record, &meta)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		h.t.Fatal(err)
+	}
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	for _, p := range all {
 		b, err := os.ReadFile(p)
-		if err == nil && bytes.HasPrefix(b, []byte("runsc-sandbox")) && bytes.Contains(b, []byte(id)) {
+		if err == nil && bytes.HasPrefix(b, []byte("runsc-sandbox")) && (bytes.Contains(b, []byte(id)) || meta.Container != "" && bytes.Contains(b, []byte(meta.Container))) {
 			pids = append(pids, p)
 		}
 	}

@@ -39,8 +39,14 @@ Give another with --idle-timeout. A sandbox that is kept has none of its own.`,
 				return err
 			}
 			keep := keep || !remove
-			if !keep && !cmd.Flags().Changed("idle-timeout") {
-				wish.IdleTimeout = orphanTimeout
+			if !keep {
+				// Nobody comes back to it.
+				if wish.IdleTimeout == 0 && !cmd.Flags().Changed("idle-timeout") {
+					wish.IdleTimeout = orphanTimeout
+				}
+				if wish.IdleAction == "" {
+					wish.IdleAction = warren.IdleDelete
+				}
 			}
 			return a.runOnce(cmd.Context(), wish, args, f, keep)
 		},

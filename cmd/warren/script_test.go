@@ -3,6 +3,8 @@
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -29,7 +31,12 @@ import (
 //	killall FILE        kills every process of the sandbox whose id FILE holds, with SIGKILL, from the host
 //	freeze FILE         stops the kernel of the sandbox whose id FILE holds, and with it its guest, until thaw FILE
 //	killdaemon          kills the daemon with SIGKILL
+//	lab                 serves names and web servers of an internet of the script's own, see startLab; labhits prints what they saw
+//	policy NAME FILE    makes FILE a policy of the server, with variables such as $LAB_HTTP replaced, and writes that as NAME.policy too
+//	killgateway         kills the gateway with SIGKILL
 //	unpath FILE         prints FILE without the data directory and ids, for cmp
+//
+// The condition [soak] is met in the long form of the tests.
 func TestScripts(t *testing.T) {
 	testenv.NeedsRoot(t)
 	testenv.NeedsTool(t, "git", "tar")
@@ -38,6 +45,12 @@ func TestScripts(t *testing.T) {
 		Dir:                 filepath.Join("..", "..", "testdata", "script"),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+		Condition: func(cond string) (bool, error) {
+			if cond != "soak" {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			return testenv.Soak(), nil
+		},
 		Setup: func(env *testscript.Env) error {
 			// Short, because sockets lie below it.
 			home, err := os.MkdirTemp("", "warren-script-")
@@ -52,6 +65,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("WARREN_HOME", home)
 			env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
 			env.Setenv("DOCKER_HOST", testenv.NoEngine)
+			env.Setenv("WARREN_POOL", testenv.Pool)
 			env.Setenv("GIT_CONFIG_NOSYSTEM", "1")
 			for _, who := range []string{"AUTHOR", "COMMITTER"} {
 				env.Setenv("GIT_"+who+"_NAME", "Ada")
@@ -71,6 +85,8 @@ func TestScripts(t *testing.T) {
 			"thaw":       scriptFreeze(syscall.SIGCONT),
 			"killdaemon": scriptKillDaemon,
 			"unpath":     scriptUnpath,
+
+			"lab": startLab, "labhits": scriptLabHits, "policy": scriptPolicy, "killgateway": scriptKillGateway,
 		},
 	})
 }
@@ -142,8 +158,18 @@ func scriptEventually(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// sandboxPIDs finds the host processes of a sandbox by its control group, which carries its id.
-func sandboxPIDs(id string) ([]int, error) {
+// sandboxPIDs finds the host processes of a sandbox by its control group, which carries the name that its execution was made under:
+// the sandbox's id, or one of its own when it was made before it was asked for.
+func sandboxPIDs(home, id string) ([]int, error) {
+	record, err := os.ReadFile(filepath.Join(home, "run", "gvisor", "sandboxes", id, "meta.json"))
+	if err != nil {
+		return nil, err
+	}
+	var meta struct{ ID, Container string }
+	if err := json.Unmarshal(record, &meta); err != nil {
+		return nil, err
+	}
+	made := cmp.Or(meta.Container, meta.ID)
 	groups, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	if err != nil {
 		return nil, err
@@ -155,7 +181,7 @@ func sandboxPIDs(id string) ([]int, error) {
 			continue // ended meanwhile
 		}
 		for _, line := range strings.Split(string(data), "\n") {
-			if strings.HasSuffix(line, "/"+id) {
+			if strings.HasSuffix(line, "/"+made) {
 				pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
 				if err != nil {
 					return nil, err
@@ -176,7 +202,7 @@ func scriptKillAll(ts *testscript.TestScript, neg bool, args []string) {
 	if len(id) < 12 {
 		ts.Fatalf("%q is no whole id", id)
 	}
-	pids, err := sandboxPIDs(id)
+	pids, err := sandboxPIDs(ts.Getenv("WARREN_HOME"), id)
 	ts.Check(err)
 	if len(pids) == 0 {
 		ts.Fatalf("sandbox %s has no process", id)
@@ -197,7 +223,7 @@ func scriptFreeze(sig syscall.Signal) func(*testscript.TestScript, bool, []strin
 		if len(id) < 12 {
 			ts.Fatalf("%q is no whole id", id)
 		}
-		pids, err := sandboxPIDs(id)
+		pids, err := sandboxPIDs(ts.Getenv("WARREN_HOME"), id)
 		ts.Check(err)
 		found := false
 		for _, pid := range pids {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -57,7 +59,7 @@ var drivers = []driverEntry{
 	{name: "docker", open: openDocker, check: checkDocker},
 }
 
-func openGVisor(dir string, _ config.Config, log *slog.Logger) (driver.Driver, error) {
+func openGVisor(dir string, cfg config.Config, log *slog.Logger) (driver.Driver, error) {
 	runtime, err := findProgram("warren-runtime", "WARREN_RUNTIME")
 	if err != nil {
 		return nil, err
@@ -66,7 +68,49 @@ func openGVisor(dir string, _ config.Config, log *slog.Logger) (driver.Driver, e
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{StateDir: dir, RuntimePath: runtime, GuestPath: guest, Logger: log})
+	key, err := imageKey(cfg.Snapshots.Key)
+	if err != nil {
+		return nil, err
+	}
+	return gvisor.New(gvisor.Options{
+		StateDir: dir, RuntimePath: runtime, GuestPath: guest, Logger: log, ImageKey: key, CompressImages: cfg.Snapshots.Compress,
+	})
+}
+
+// imageKey reads the key for memory images from its file, which must be its owner's alone.
+func imageKey(file string) ([]byte, error) {
+	if file == "" {
+		return nil, nil
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("snapshots.key %s: %s: %w", file, fmt.Sprintf(format, args...), warren.ErrInvalid)
+	}
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, bad("there is no such file; make one with `(umask 077; openssl rand -hex 32 >%s)`, and keep it as long as its images", file)
+	}
+	if err != nil {
+		return nil, bad("%v", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, bad("%v", err)
+	case !fi.Mode().IsRegular():
+		return nil, bad("it is no regular file")
+	case fi.Mode().Perm()&0o077 != 0:
+		return nil, bad("others than its owner may open it (mode %04o); `chmod 600` it", fi.Mode().Perm())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 1024))
+	if err != nil {
+		return nil, bad("%v", err)
+	}
+	key, err := hex.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil || len(key) != gvisor.ImageKeySize {
+		return nil, bad("want %d hexadecimal digits, as `openssl rand -hex %d` prints", 2*gvisor.ImageKeySize, gvisor.ImageKeySize)
+	}
+	return key, nil
 }
 
 // checkGVisor opens the driver on a directory that is gone afterwards, so that it disturbs no daemon and leaves nothing.
@@ -103,7 +147,11 @@ func openDocker(dir string, cfg config.Config, log *slog.Logger) (driver.Driver,
 // driver is what its sandboxes run on.
 func checkDocker(ctx context.Context, cfg config.Config) []check {
 	wanted := cfg.Driver == "docker"
-	dir, err := os.MkdirTemp("", "warren-doctor-")
+	// In the data directory where there is one, since that is what the engine has to see.
+	dir, err := os.MkdirTemp(cfg.DataDir, "warren-doctor-")
+	if err != nil {
+		dir, err = os.MkdirTemp("", "warren-doctor-")
+	}
 	if err != nil {
 		return []check{{Name: "docker engine", Status: "fail", Message: err.Error(), Hint: "free some space for temporary files"}}
 	}
@@ -381,7 +429,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		return nil, err
 	}
 	d.tend(ctx, cache)
-	opened := map[string]driver.Driver{}
+	opened, unavailable := map[string]driver.Driver{}, map[string]string{}
 	for _, entry := range drivers {
 		dr, err := entry.open(filepath.Join(d.cfg.DataDir, "run", entry.name), d.cfg, d.log.With("driver", entry.name))
 		if err != nil {
@@ -393,6 +441,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 				level = slog.LevelInfo // nobody has asked for it
 			}
 			d.log.Log(ctx, level, "a driver is not available", "driver", entry.name, "err", err)
+			unavailable[entry.name] = err.Error()
 			continue
 		}
 		opened[entry.name] = dr
@@ -402,9 +451,14 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	for _, m := range d.cfg.AllowMounts {
 		allowed = append(allowed, engine.AllowedMount(m))
 	}
+	network, err := d.network()
+	if err != nil {
+		return nil, err
+	}
 	eng, err := engine.Open(ctx, engine.Options{
+		Network: network, FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
 		Store: records, Images: images{imageStore}, Repos: repos{cache}, Workspaces: workspaces{workspaceStore},
-		Drivers: opened, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
+		Drivers: opened, Unavailable: unavailable, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
 		Defaults: driver.Limits{
 			CPUMillis: uint32(d.cfg.Defaults.CPU), Memory: int64(d.cfg.Defaults.Memory), Disk: int64(d.cfg.Defaults.Disk), PIDs: d.cfg.Defaults.PIDs,
 		},
@@ -413,13 +467,17 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 			Sandboxes: int(d.cfg.Budgets.Sandboxes), CPUMillis: int64(d.cfg.Budgets.CPU), Memory: int64(d.cfg.Budgets.Memory), Disk: int64(d.cfg.Budgets.Disk),
 		}},
 		AllowMounts: allowed, DefaultIdleTimeout: d.cfg.IdleTimeout,
-		PauseDir: filepath.Join(d.cfg.DataDir, "paused"),
-		Logger:   d.log, Tracer: tracer, Registerer: registry,
+		PauseDir: filepath.Join(d.cfg.DataDir, "paused"), SnapshotDir: filepath.Join(d.cfg.DataDir, "snapshots"),
+		Pool:      int(d.cfg.Pool),
+		LowMemory: int64(d.cfg.LowMemory), LowDisk: int64(d.cfg.LowDisk),
+		Logger: d.log, Tracer: tracer, Registerer: registry,
 	})
 	if err != nil {
 		return nil, err
 	}
 	d.onClose(eng.Close)
+	tend := eng.TendNetwork
+	network.lost.Store(&tend)
 	return eng, nil
 }
 

@@ -19,13 +19,17 @@ import (
 
 // specFlags are the flags that describe a sandbox, shared by run and create.
 type specFlags struct {
-	name, image, repo, workspace, driver, runtime, restart string
-	dirty, fetch, keepWorkspace                            bool
-	env, envFiles, mounts, labels, driverOptions           []string
-	cpu                                                    config.CPUs
-	memory, disk                                           config.Size
-	pids                                                   uint32
-	idleTimeout, ttl                                       time.Duration
+	name, image, repo, workspace, snapshot       string
+	template                                     string
+	driver, runtime, restart                     string
+	dirty, fetch, keepWorkspace                  bool
+	env, envFiles, mounts, labels, driverOptions []string
+	cpu                                          config.CPUs
+	memory, disk                                 config.Size
+	pids                                         uint32
+	idleTimeout, idle, ttl                       time.Duration
+	idleAction, policy                           string
+	autoResume                                   bool
 }
 
 func (f *specFlags) register(cmd *cobra.Command) {
@@ -37,6 +41,8 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.dirty, "dirty", false, "take uncommitted changes of --repo PATH along")
 	flags.BoolVar(&f.fetch, "fetch", false, "ask the origin of --repo for news, even when the ref is in the cache")
 	flags.StringVar(&f.workspace, "workspace", "", "use this workspace instead of a new one")
+	flags.StringVar(&f.snapshot, "snapshot", "", "go on from this snapshot, with its image, memory and a copy of its workspace")
+	flags.StringVar(&f.template, "template", "", "go on from the snapshot of this template, its services running")
 	flags.BoolVar(&f.keepWorkspace, "keep-workspace", false, "keep the new workspace when the sandbox is removed")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "set a variable of every process, as K=V; K alone takes the value from here")
 	flags.StringArrayVar(&f.envFiles, "env-file", nil, "read variables from a file, one K=V a line")
@@ -52,8 +58,13 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.driver, "driver", "", "what runs the sandbox: gvisor or docker")
 	flags.StringVar(&f.runtime, "runtime", "", "runtime of the driver's engine, such as runsc; short for --driver-option runtime=NAME")
 	flags.StringArrayVar(&f.driverOptions, "driver-option", nil, "option of the driver, as K=V")
+	flags.StringVar(&f.policy, "policy", "", `what the sandbox may reach: a policy, see warren policy, or "none" for no network`)
 	flags.StringVar(&f.restart, "restart", "", `"never", or "on-failure": a failed sandbox starts afresh at the next command`)
-	flags.DurationVar(&f.idleTimeout, "idle-timeout", 0, "remove the sandbox this long after its last call, such as 30m")
+	flags.DurationVar(&f.idleTimeout, "idle-timeout", 0, "pause the sandbox when it has been idle for this long, such as 30m")
+	flags.DurationVar(&f.idle, "idle", 0, "short for --idle-timeout; alone it means 1m")
+	flags.Lookup("idle").NoOptDefVal = "1m"
+	flags.StringVar(&f.idleAction, "idle-action", "", `what the idle timeout does: "pause" (the default where the driver can) or "delete"`)
+	flags.BoolVar(&f.autoResume, "auto-resume", true, "let the next call resume the sandbox when it is paused")
 	flags.DurationVar(&f.ttl, "ttl", 0, "remove the sandbox this long after its creation, such as 12h")
 }
 
@@ -64,7 +75,15 @@ func (f *specFlags) spec(a *app) (warren.Spec, error) {
 		Name: f.name, Image: f.image, Workspace: f.workspace, Driver: f.driver, Restart: warren.RestartPolicy(f.restart),
 		Resources:   warren.Resources{CPUMillis: uint32(f.cpu), Memory: int64(f.memory), Disk: int64(f.disk), PIDs: f.pids},
 		IdleTimeout: f.idleTimeout, TTL: f.ttl, KeepWorkspace: f.keepWorkspace,
-		Progress: a.showProgress,
+		Snapshot: f.snapshot, Template: f.template, Policy: f.policy,
+		IdleAction: warren.IdleAction(f.idleAction), NoAutoResume: !f.autoResume,
+		Progress: a.progressNotes(),
+	}
+	if f.idle != 0 {
+		if f.idleTimeout != 0 {
+			return spec, fmt.Errorf("--idle and --idle-timeout: %w: they are the same; give one of the two", warren.ErrInvalid)
+		}
+		spec.IdleTimeout = f.idle
 	}
 	if f.repo != "" && f.workspace != "" {
 		return spec, fmt.Errorf("--repo and --workspace: %w: a workspace is already cut; give one of the two", warren.ErrInvalid)

@@ -12,12 +12,15 @@ func updateCommand(a *app) *cobra.Command {
 	var name string
 	var labels, unlabel []string
 	var idle, ttl time.Duration
-	var keep bool
+	var action string
+	var keep, autoResume bool
 	cmd := &cobra.Command{
 		Use:   "update ID [flags]",
 		Short: "Change the name, labels or limits of time of a sandbox",
 		Example: `  warren update 3f2 --name fix
   warren update fix --label job=review --unlabel draft
+  warren update fix --idle-timeout 5m                keep it on disk when it is idle for so long
+  warren update fix --auto-resume=false              what is paused stays so until warren resume
   warren update fix --ttl 2h                         two more hours from now; 0 removes the limit`,
 		Args: exactly("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -32,6 +35,10 @@ func updateCommand(a *app) *cobra.Command {
 			}
 			if flags.Changed("idle-timeout") {
 				change.IdleTimeout = &idle
+			}
+			change.IdleAction = warren.IdleAction(action)
+			if flags.Changed("auto-resume") {
+				change.AutoResume = &autoResume
 			}
 			if flags.Changed("ttl") {
 				change.TTL = &ttl
@@ -58,7 +65,9 @@ func updateCommand(a *app) *cobra.Command {
 	flags.StringVar(&name, "name", "", "new name; empty removes it")
 	flags.StringArrayVarP(&labels, "label", "l", nil, "set a label, as K=V")
 	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label")
-	flags.DurationVar(&idle, "idle-timeout", 0, "remove this long after the last call; 0 means never")
+	flags.DurationVar(&idle, "idle-timeout", 0, "pause when idle for this long; 0 means never")
+	flags.StringVar(&action, "idle-action", "", `what the idle timeout does: "pause" or "delete"`)
+	flags.BoolVar(&autoResume, "auto-resume", true, "let the next call resume it when it is paused")
 	flags.DurationVar(&ttl, "ttl", 0, "remove this long from now; 0 means never")
 	flags.BoolVar(&keep, "keep-workspace", false, "keep the workspace when the sandbox is removed")
 	return cmd

@@ -94,6 +94,9 @@ func (d *Driver) Dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 // otherPortTries is how often the channel is made anew for a port other than the guest's, which nobody waits for.
 const otherPortTries = 3
 
+// errFrozen says that a sandbox stands still.
+var errFrozen = fmt.Errorf("the sandbox is frozen: %w", warren.ErrUnavailable)
+
 // answerTime is how long a guest may take to answer a dial before its channel counts as broken. A guest that is alive answers
 // at once, or after the few seconds that it gives a dial of its own.
 const answerTime = 20 * time.Second
@@ -131,12 +134,19 @@ func (d *Driver) dial(ctx context.Context, id warren.SandboxID, port uint16) (ne
 				return nil, fmt.Errorf("nothing listens there: %w", warren.ErrUnavailable)
 			}
 			// The channel broke. One that answers nonsense, or nothing because root inside has stopped the relay, is made anew
-			// as well.
-			h.Close()
+			// as well. That of a frozen sandbox is as good as ever, and so are the connections on it.
+			if c, ferr := d.find(ctx, id); ferr == nil && c.State.Paused {
+				err = errFrozen
+			} else {
+				h.Close()
+			}
 		}
 		if err != nil && (errors.Is(err, warren.ErrNotFound) || errors.Is(err, warren.ErrState)) {
 			d.dropChannel(id)
 			return nil, err
+		}
+		if errors.Is(err, errFrozen) {
+			try = 0 // until it is thawed nobody can say what listens
 		}
 		if port != warren.GuestPort && try >= otherPortTries {
 			return nil, fmt.Errorf("%w: %w", warren.ErrUnavailable, err)
@@ -160,20 +170,12 @@ func (d *Driver) connect(ctx context.Context, id warren.SandboxID, g *guestChann
 	if h := g.current(); h != nil {
 		return h, nil
 	}
-	c, err := d.find(ctx, id)
-	if errors.Is(err, errForeign) {
-		return nil, fmt.Errorf("%w: %v", warren.ErrNotFound, err)
-	}
+	c, err := d.findAlive(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	switch s := stateOf(string(c.State.Status)); {
-	case s == dead:
-		return nil, fmt.Errorf("the sandbox has ended (%s): %w", exitOf(c.State).Message, warren.ErrState)
-	case s == creating:
-		return nil, fmt.Errorf("the sandbox has not started: %w", warren.ErrUnavailable)
-	case c.State.Paused:
-		return nil, fmt.Errorf("the sandbox is paused in the engine: %w", warren.ErrUnavailable)
+	if c.State.Paused {
+		return nil, errFrozen
 	}
 	stream, err := d.relay(ctx, c.ID)
 	if err != nil {

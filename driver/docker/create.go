@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,15 +51,32 @@ func (d *Driver) create(ctx context.Context, spec *driver.Spec) (err error) {
 	if err := d.free(ctx, spec.ID); err != nil {
 		return err
 	}
-	image, err := d.image(ctx, &spec.Root)
+	root := spec.Root
+	if p.copies {
+		guest, err := d.guestLayer()
+		if err != nil {
+			return err
+		}
+		root.Layers = append(slices.Clone(root.Layers), guest)
+	}
+	image, err := d.image(ctx, &root)
 	if err != nil {
 		return err
 	}
-	s, err := d.prepare(spec, p.base)
+	s := &stage{dir: d.stagePath(spec.ID)}
+	if p.copies {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, d.undoCopies(ctx, spec.ID))
+			}
+		}()
+		s.mounts, err = d.copyMounts(ctx, spec, p.base)
+	} else if s, err = d.prepare(spec, p.base); err == nil {
+		defer func() { err = errors.Join(err, s.close()) }()
+	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
 	attempt := rand.Text()
 	config, host := containerOf(spec, p, image, s, d.labels.of(spec, attempt))
 	made := false
@@ -83,6 +101,9 @@ func (d *Driver) free(ctx context.Context, id warren.SandboxID) error {
 		return err
 	case c != nil:
 		return fmt.Errorf("its container is there already: %w", warren.ErrExists)
+	}
+	if copies, err := d.loadCopies(id); err != nil || copies != nil {
+		return errors.Join(err, fmt.Errorf("what it wrote to its mounts is in the engine still, delete it first: %w", warren.ErrExists))
 	}
 	return nil
 }
@@ -118,10 +139,11 @@ func (d *Driver) boot(ctx context.Context, id warren.SandboxID, config *containe
 func (d *Driver) createError(ctx context.Context, err error) error {
 	text := err.Error()
 	switch {
-	case strings.Contains(text, "bind source path does not exist"), strings.Contains(text, "bind mount source path does not exist"):
+	case strings.Contains(text, sourceMissing), strings.Contains(text, mountSourceMissing):
+		d.forgetEngine() // it saw them a while ago
 		return fmt.Errorf("the engine does not see the mounts of this process: it runs on another machine, or in another mount namespace; run Warren where the engine runs: %w", errors.ErrUnsupported)
 	case strings.Contains(text, "storage-opt"), strings.Contains(text, "pquota"):
-		return fmt.Errorf("the engine cannot limit a container's disk; mount its file system with pquota, or accept it with docker.accept: [%s]: %w (%s)", AcceptNoDiskLimit, errors.ErrUnsupported, err)
+		return fmt.Errorf("the engine cannot limit a container's disk; mount its file system with pquota, or %s: %w (%s)", acceptHint(AcceptNoDiskLimit), errors.ErrUnsupported, err)
 	case strings.Contains(text, "unknown or invalid runtime name"), strings.Contains(text, "Unknown runtime"):
 		d.forgetEngine()
 		return fmt.Errorf("the engine lost the runtime: %w (%s)", warren.ErrInvalid, err)
@@ -130,6 +152,19 @@ func (d *Driver) createError(ctx context.Context, err error) error {
 		return e
 	}
 	return fmt.Errorf("the engine refuses the container: %w (%s)", warren.ErrUnavailable, err)
+}
+
+// undoCopies removes the volumes of an attempt to create, when its container is gone.
+func (d *Driver) undoCopies(ctx context.Context, id warren.SandboxID) error {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTime)
+	defer cancel()
+	if _, err := d.find(late, id); !errors.Is(err, warren.ErrNotFound) {
+		return nil // its Delete reads them, and removes them
+	}
+	if err := d.dropCopies(late, id); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
 }
 
 // undo removes what an attempt to create has made. made says that there must be something.
@@ -165,8 +200,54 @@ func (d *Driver) findSized(ctx context.Context, id warren.SandboxID, size bool) 
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
-	res, err := d.api.ContainerInspect(ctx, d.labels.name(id), client.ContainerInspectOptions{Size: size})
-	if cerrdefs.IsNotFound(err) {
+	c, err := d.inspect(ctx, id, d.labels.name(id), size)
+	if err == nil {
+		if owner, ok := d.labels.owns(c.Name, c.Config.Labels); ok && owner == id {
+			return c, nil
+		}
+		err = fmt.Errorf("%w: %w (%s); rename or remove it", warren.ErrUnavailable, errForeign, d.labels.name(id))
+	} else if !errors.Is(err, warren.ErrNotFound) {
+		return nil, err
+	}
+	// The name is the lock of a create. Whoever has renamed the container since has not made it another sandbox's.
+	if c, rerr := d.findRenamed(ctx, id, size); c != nil || rerr != nil {
+		return c, rerr
+	}
+	return nil, err
+}
+
+// findRenamed returns the container of a sandbox that has not its name any more, nil when there is none. The labels alone do not
+// tell it: whatever people start from an image that they made of a sandbox has them too.
+func (d *Driver) findRenamed(ctx context.Context, id warren.SandboxID, size bool) (*container.InspectResponse, error) {
+	list, err := d.listContainers(ctx, labelSandbox+"="+string(id))
+	if err != nil {
+		return nil, d.engineError(ctx, err)
+	}
+	for _, l := range list.Items {
+		c, err := d.inspect(ctx, id, l.ID, size)
+		if errors.Is(err, warren.ErrNotFound) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		if c.Config.Labels[labelSandbox] == string(id) && c.Config.Labels[labelInstallation] == d.labels.installation && startedHere(c) {
+			return c, nil
+		}
+	}
+	return nil, nil
+}
+
+// startedHere says whether a container was started as this driver does: with a file system for the guest's socket, which an
+// image cannot hand on.
+func startedHere(c *container.InspectResponse) bool {
+	return c.HostConfig != nil && c.HostConfig.Tmpfs[socketDir] != ""
+}
+
+// inspect asks for a container by its name or the engine's id.
+func (d *Driver) inspect(ctx context.Context, id warren.SandboxID, name string, size bool) (*container.InspectResponse, error) {
+	res, err := d.api.ContainerInspect(ctx, name, client.ContainerInspectOptions{Size: size})
+	if containerGone(err) {
 		return nil, warren.ErrNotFound
 	}
 	if err != nil {
@@ -175,9 +256,6 @@ func (d *Driver) findSized(ctx context.Context, id warren.SandboxID, size bool) 
 	c := &res.Container
 	if c.Config == nil || c.State == nil {
 		return nil, fmt.Errorf("the engine describes the container of sandbox %s without its state: %w", id, warren.ErrUnavailable)
-	}
-	if owner, ok := d.labels.owns(c.Name, c.Config.Labels); !ok || owner != id {
-		return nil, fmt.Errorf("%w: %w (%s); rename or remove it", warren.ErrUnavailable, errForeign, d.labels.name(id))
 	}
 	return c, nil
 }
@@ -212,7 +290,7 @@ func (d *Driver) delete(ctx context.Context, id warren.SandboxID) error {
 		}
 	}
 	d.dropChannel(id)
-	return (&stage{dir: d.stagePath(id)}).close()
+	return errors.Join(d.dropCopies(ctx, id), (&stage{dir: d.stagePath(id)}).close())
 }
 
 // validID keeps an id from being a path.
@@ -233,7 +311,7 @@ func (d *Driver) remove(ctx context.Context, container string) error {
 	}()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		_, err := d.api.ContainerRemove(ctx, container, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-		if cerrdefs.IsNotFound(err) {
+		if containerGone(err) {
 			return nil
 		}
 		if err == nil {

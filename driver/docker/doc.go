@@ -2,8 +2,7 @@
 // offers: runc, runsc, Kata, sysbox.
 //
 // It speaks the engine's API, from version 1.41 on, over the socket that DOCKER_HOST, the current docker context or the
-// usual paths name; Podman's compatible socket is one of these. The engine has to run on this machine, since workspaces
-// are directories of it. What a sandbox looks like from the host:
+// usual paths name, or over ssh or TLS; Podman's compatible socket is one of these. What a sandbox looks like from the host:
 //
 //   - It is a container named warren-<installation>-<id> that carries labels of this installation. Only what bears
 //     both is listed, and only that is ever deleted.
@@ -15,6 +14,10 @@
 //     differ from those on disk.
 //   - It has no network but loopback, none of the capabilities that a sandbox can do without, no_new_privs, the system
 //     call filter of the newest engines with fewer kinds of sockets, and limits of memory, processors, processes and disk.
+//
+// An engine that does not see this machine's directories, because it runs on another, works on copies: mounts become volumes
+// that are filled before a sandbox starts and read back by [Driver.Sync], [Driver.Freeze] and [Driver.Delete], and the guest is
+// a part of the image.
 //
 // An engine that gives less than that is refused, see [Driver.Check]; [Options.Accept] names what may be missing all the
 // same. With no_new_privs a set-uid program such as sudo gains nothing inside; commands start as root through the guest.

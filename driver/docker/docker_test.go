@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -141,7 +142,11 @@ func (e *env) status(id warren.SandboxID) (driver.Status, bool) {
 func TestEngineKilledInCreate(t *testing.T) {
 	e := newEnv(t, dockertest.Config{})
 	e.create() // the image is loaded
-	for _, after := range []time.Duration{5, 20, 45, 80, 120, 180, 260} {
+	moments := []time.Duration{5, 80, 180}
+	if testenv.Soak() {
+		moments = []time.Duration{5, 20, 45, 80, 120, 180, 260}
+	}
+	for _, after := range moments {
 		spec := e.spec()
 		done := make(chan error, 1)
 		go func() { done <- e.d.Create(e.ctx(), spec) }()
@@ -168,7 +173,11 @@ func TestEngineKilledInCreate(t *testing.T) {
 
 func TestEngineKilledInDelete(t *testing.T) {
 	e := newEnv(t, dockertest.Config{})
-	for _, after := range []time.Duration{2, 15, 40, 80} {
+	moments := []time.Duration{15, 40}
+	if testenv.Soak() {
+		moments = []time.Duration{2, 15, 40, 80}
+	}
+	for _, after := range moments {
 		id := e.create()
 		e.run(id, "true")
 		done := make(chan error, 1)
@@ -220,10 +229,20 @@ func TestEngineKilledInCommand(t *testing.T) {
 	e.clean()
 }
 
-// TestEngineRestarted stops an engine as an administrator does, which ends its containers: the watch, which lost its engine
-// meanwhile, reports it.
+// TestEngineRestarted stops an engine as an administrator does, or kills it, which ends its containers: the watch, which lost its
+// engine meanwhile, reports it, and does not say that the guest had wished it.
 func TestEngineRestarted(t *testing.T) {
-	e := newEnv(t, dockertest.Config{})
+	t.Run("stopped", func(t *testing.T) {
+		e := newEnv(t, dockertest.Config{})
+		testEngineRestarted(t, e, e.engine.Stop)
+	})
+	t.Run("killed", func(t *testing.T) {
+		e := newEnv(t, dockertest.Config{})
+		testEngineRestarted(t, e, e.engine.Kill)
+	})
+}
+
+func testEngineRestarted(t *testing.T, e *env, end func()) {
 	id := e.create()
 	e.run(id, "true")
 	ctx, cancel := context.WithCancel(e.ctx())
@@ -232,12 +251,15 @@ func TestEngineRestarted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.engine.Stop()
+	end()
 	e.engine.Run()
 	select {
 	case s := <-deaths:
-		if s.ID != id || s.State != driver.Dead || s.Exit == nil {
+		if s.ID != id || s.State != driver.Dead || s.Exit == nil || s.Exit.Reason == "exited" || !strings.Contains(s.Exit.Message, "engine was stopped or restarted") {
 			t.Errorf("the watch says %+v, %+v", s, s.Exit)
+		}
+		if l, ok := e.status(id); !ok || l.Exit == nil || l.Exit.Reason == "exited" {
+			t.Errorf("List says %+v, %+v", l, l.Exit)
 		}
 	case <-ctx.Done():
 		t.Fatal("the watch says nothing")
@@ -323,6 +345,29 @@ func TestStrangers(t *testing.T) {
 		if _, err := e.api.ContainerRemove(e.ctx(), container, client.ContainerRemoveOptions{}); err != nil {
 			t.Errorf("the one with %s was touched: %v", what, err)
 		}
+	}
+	e.clean()
+}
+
+// TestRenamed renames a sandbox's container: it stays the sandbox's.
+func TestRenamed(t *testing.T) {
+	e := newEnv(t, dockertest.Config{})
+	spec := e.spec()
+	if err := e.d.Create(e.ctx(), spec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.api.ContainerRename(e.ctx(), e.containers()[0].ID, client.ContainerRenameOptions{NewName: "mine"}); err != nil {
+		t.Fatal(err)
+	}
+	if s, ok := e.status(spec.ID); !ok || s.State != driver.Running {
+		t.Errorf("List: %+v, %v", s, ok)
+	}
+	e.run(spec.ID, "true")
+	if err := e.d.Create(e.ctx(), spec); !errors.Is(err, warren.ErrExists) {
+		t.Errorf("Create once more: %v, want ErrExists", err)
+	}
+	if err := e.d.Delete(e.ctx(), spec.ID); err != nil {
+		t.Errorf("Delete: %v", err)
 	}
 	e.clean()
 }
@@ -578,6 +623,58 @@ func TestPodman(t *testing.T) {
 	again := e.open()
 	if list, err := again.List(e.ctx()); err != nil || len(list) != 1 || list[0].State != driver.Running {
 		t.Errorf("List of a driver opened anew: %+v, %v", list, err)
+	}
+	e.clean()
+}
+
+// TestHiddenRoot takes a runsc that keeps what is written to the root to itself: it runs, and its root cannot be saved.
+func TestHiddenRoot(t *testing.T) {
+	e := newEnv(t, dockertest.Config{RunscArgs: []string{"--platform=systrap"}}, func(o *docker.Options) { o.Runtime = "runsc" })
+	id := e.create()
+	e.run(id, "echo text > /var/tmp/file")
+	if err := e.d.SaveRoot(e.ctx(), id, io.Discard); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "--overlay2=none") {
+		t.Errorf("SaveRoot: %v", err)
+	}
+	if err := e.d.Freeze(e.ctx(), id); err != nil {
+		t.Error(err)
+	}
+	e.clean()
+}
+
+// TestSaveRootLeavesNoImage saves a root, and has the engine die in the middle of another save: what is left goes when it is old.
+func TestSaveRootLeavesNoImage(t *testing.T) {
+	e := newEnv(t, dockertest.Config{Daemon: map[string]any{"live-restore": true}})
+	id := e.create()
+	e.run(id, "echo text > /var/tmp/file")
+	images := func() int {
+		t.Helper()
+		list, err := e.api.ImageList(e.ctx(), client.ImageListOptions{All: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list.Items)
+	}
+	before := images()
+	if err := e.d.SaveRoot(e.ctx(), id, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if n := images(); n != before {
+		t.Errorf("%d images, before %d", n, before)
+	}
+	done := make(chan error, 1)
+	go func() { done <- e.d.SaveRoot(e.ctx(), id, io.Discard) }()
+	time.Sleep(150 * time.Millisecond)
+	e.engine.Kill()
+	if err := <-done; err != nil && !errors.Is(err, warren.ErrUnavailable) {
+		t.Errorf("engine killed in a save: %v, want ErrUnavailable", err)
+	}
+	e.engine.Run()
+	// A container that the dead engine had stopped for the time of the save is let go by Thaw.
+	if err := e.d.Thaw(e.ctx(), id); err != nil {
+		t.Error(err)
+	}
+	if err := e.d.SaveRoot(e.ctx(), id, io.Discard); err != nil {
+		t.Errorf("SaveRoot after it: %v", err)
 	}
 	e.clean()
 }

@@ -29,12 +29,12 @@ type Options struct {
 	StateDir string
 	// GuestPath is the warren-guest binary, which every sandbox sees at /.warren/guest.
 	GuestPath string
-	// Host is the engine's address, such as unix:///run/docker.sock; empty means what DOCKER_HOST, the docker context or the
-	// usual paths say.
+	// Host is the engine's address, such as unix:///run/docker.sock, ssh://user@host or tcp://host:2376; empty means what
+	// DOCKER_HOST, the docker context or the usual paths say. The keys of tcp are found as docker's command line finds them.
 	Host string
 	// Runtime is for sandboxes that name none; empty means the engine's default.
 	Runtime string
-	// Accept names protections that the engine may lack: [AcceptNoUserNamespace], [AcceptNoDiskLimit].
+	// Accept names protections that the engine may lack: [AcceptNoUserNamespace], [AcceptNoDiskLimit], [AcceptCopiedMounts].
 	Accept []string
 	// Logger gets what no caller is told; nil means none.
 	Logger *slog.Logger
@@ -46,13 +46,20 @@ const (
 	AcceptNoUserNamespace = "no-user-namespace"
 	// AcceptNoDiskLimit lets a container write as much to its root as the engine's disk holds.
 	AcceptNoDiskLimit = "no-disk-limit"
+	// AcceptCopiedMounts lets an engine that does not see this machine's directories work on copies of them: what a
+	// sandbox writes is on this machine after [Driver.Sync], [Driver.Freeze] or [Driver.Delete], and not before.
+	AcceptCopiedMounts = "copied-mounts"
 )
 
+// accepts are all that [Options.Accept] can name.
+var accepts = []string{AcceptNoUserNamespace, AcceptNoDiskLimit, AcceptCopiedMounts}
+
 // Driver is the Docker driver. It implements [driver.Driver], [driver.Describer], [driver.Watcher],
-// [driver.Statser], [driver.Checker] and [driver.HostReplacer].
+// [driver.Statser], [driver.Checker], [driver.HostReplacer], [driver.Freezer],
+// [driver.RootSaver] and [driver.Syncer].
 type Driver struct {
 	opts   Options
-	host   string
+	at     endpoint
 	log    *slog.Logger
 	api    *client.Client
 	labels ownership
@@ -64,9 +71,12 @@ type Driver struct {
 	// busy has a channel for each sandbox that is being created or deleted by this process.
 	busy     map[warren.SandboxID]chan struct{}
 	deleting map[string]bool // containers
-	channels map[warren.SandboxID]*guestChannel
-	loads    map[string]*load
-	engine   *engine // what the engine last said of itself
+	// signalled are containers that the engine has asked to end, or ended.
+	signalled map[string]bool
+	absences  []absence
+	channels  map[warren.SandboxID]*guestChannel
+	loads     map[string]*load
+	engine    *engine // what the engine last said of itself
 }
 
 var (
@@ -77,6 +87,9 @@ var (
 	_ driver.Checker   = (*Driver)(nil)
 
 	_ driver.HostReplacer = (*Driver)(nil)
+	_ driver.Freezer      = (*Driver)(nil)
+	_ driver.RootSaver    = (*Driver)(nil)
+	_ driver.Syncer       = (*Driver)(nil)
 )
 
 // New opens the driver. It does not wait for the engine, which may be started later; without any sign of one it returns an error
@@ -89,8 +102,8 @@ func New(opts Options) (*Driver, error) {
 		return nil, fmt.Errorf("docker driver: must run as root, to mount workspaces: %w", errors.ErrUnsupported)
 	}
 	for _, a := range opts.Accept {
-		if a != AcceptNoUserNamespace && a != AcceptNoDiskLimit {
-			return nil, fmt.Errorf("docker driver: accept %q: want %s or %s: %w", a, AcceptNoUserNamespace, AcceptNoDiskLimit, warren.ErrInvalid)
+		if !slices.Contains(accepts, a) {
+			return nil, fmt.Errorf("docker driver: accept %q: want %s: %w", a, strings.Join(accepts, " or "), warren.ErrInvalid)
 		}
 	}
 	for _, p := range []*string{&opts.StateDir, &opts.GuestPath} {
@@ -103,7 +116,11 @@ func New(opts Options) (*Driver, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	host, err := findHost(opts.Host, os.Getenv)
+	at, err := findHost(opts.Host, os.Getenv)
+	if err != nil {
+		return nil, fmt.Errorf("docker driver: %w", err)
+	}
+	reach, err := at.options()
 	if err != nil {
 		return nil, fmt.Errorf("docker driver: %w", err)
 	}
@@ -118,17 +135,18 @@ func New(opts Options) (*Driver, error) {
 	if err := writeFilter(opts.StateDir); err != nil {
 		return nil, fmt.Errorf("docker driver: %w", err)
 	}
-	api, err := client.New(client.WithHost(host), client.WithUserAgent("warren"))
+	api, err := client.New(append(reach, client.WithUserAgent("warren"))...)
 	if err != nil {
 		return nil, fmt.Errorf("docker driver: %w", err)
 	}
 	d := &Driver{
-		opts: opts, host: host, log: opts.Logger, api: api, labels: ownership{installation},
-		busy: map[warren.SandboxID]chan struct{}{}, deleting: map[string]bool{},
+		opts: opts, at: at, log: opts.Logger, api: api, labels: ownership{installation},
+		busy: map[warren.SandboxID]chan struct{}{}, deleting: map[string]bool{}, signalled: map[string]bool{},
 		channels: map[warren.SandboxID]*guestChannel{}, loads: map[string]*load{},
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	go d.collectImages(d.ctx)
+	d.wakeLeft()
 	return d, nil
 }
 

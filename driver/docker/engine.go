@@ -32,7 +32,9 @@ type engine struct {
 	// userns says that base is not an id of the host's own users.
 	userns bool
 	// podman says that it is Podman's service, which takes a system call filter as a file.
-	podman   bool
+	podman bool
+	// copies says why sandboxes work on copies of their mounts, "" when they have the directories themselves.
+	copies   string
 	findings []finding
 }
 
@@ -70,6 +72,20 @@ func (d *Driver) askEngine(ctx context.Context) (*engine, error) {
 	e = &engine{info: res.Info, version: d.api.ClientVersion(), asked: time.Now()}
 	e.podman = slices.ContainsFunc(v.Components, func(c system.ComponentVersion) bool { return strings.Contains(c.Name, "Podman") })
 	e.ids()
+	switch {
+	case e.rootless():
+		e.copies = "the engine is rootless, and cannot give a directory's files other owners"
+	case e.podman:
+		// It looks for the image first. One that does not see a directory refuses to start a container on it.
+	default:
+		sees, err := d.seesMounts(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !sees {
+			e.copies = "the engine does not see this machine's directories"
+		}
+	}
 	e.judge()
 	d.mu.Lock()
 	d.engine = e
@@ -93,8 +109,10 @@ func (d *Driver) engineError(ctx context.Context, err error) error {
 		return ctx.Err()
 	case d.ctx.Err() != nil:
 		return d.checkOpen()
+	case client.IsErrConnectionFailed(err) && !d.at.local():
+		return fmt.Errorf("the engine at %s does not answer (%s); start it, or set DOCKER_HOST: %w", d.at.shown(), err, warren.ErrUnavailable)
 	case client.IsErrConnectionFailed(err):
-		return fmt.Errorf("the engine at %s does not answer; start it, or set DOCKER_HOST: %w", d.host, warren.ErrUnavailable)
+		return fmt.Errorf("the engine at %s does not answer; start it, or set DOCKER_HOST: %w", d.at.shown(), warren.ErrUnavailable)
 	case strings.Contains(err.Error(), "no space left on device"):
 		return fmt.Errorf("the engine's disk is full: %w (%s)", warren.ErrExhausted, err)
 	case cerrdefs.IsNotFound(err), cerrdefs.IsConflict(err), cerrdefs.IsInvalidArgument(err):
@@ -102,6 +120,12 @@ func (d *Driver) engineError(ctx context.Context, err error) error {
 	}
 	// A stream that broke off, or an answer of a dying engine.
 	return fmt.Errorf("the engine says: %w (%s)", warren.ErrUnavailable, err)
+}
+
+// containerGone says whether a call about a container failed because there is none. Podman fails in its own way when the
+// container is removed while it answers.
+func containerGone(err error) bool {
+	return err != nil && (cerrdefs.IsNotFound(err) || strings.Contains(err.Error(), "no such container"))
 }
 
 // option returns a value of a security option, such as "name=seccomp,profile=default".
@@ -132,6 +156,14 @@ func (e *engine) ids() {
 }
 
 func (e *engine) rootless() bool { _, ok := e.option("rootless", "name"); return ok }
+
+// acceptHint says how an operator accepts what an engine lacks.
+func acceptHint(what string) string {
+	return fmt.Sprintf("accept it with docker.accept: [%s] in the configuration or %s=%s in the server's environment, commas between several", what, acceptVariable, what)
+}
+
+// acceptVariable is the variable of [Options.Accept], as the configuration reads it.
+const acceptVariable = "WARREN_DOCKER_ACCEPT"
 
 // minAPI is the least version of the engine's API that has what is used here.
 const minAPI = "1.41"
@@ -172,22 +204,31 @@ func (e *engine) judge() {
 	}
 	switch base, found := e.option("userns", "name"); {
 	case e.rootless():
-		add("userns", "fail", "the engine is rootless: workspaces cannot be mapped into its containers", "use an engine that runs as root, with userns-remap")
+		f := add("userns", "warn", "a container's root is the user who runs the engine (rootless)",
+			"use an engine that runs as root, with userns-remap, or "+acceptHint(AcceptNoUserNamespace))
+		f.accept, f.unlessOwnKernel = AcceptNoUserNamespace, true
 	case found && !e.userns:
 		add("userns", "fail", fmt.Sprintf("the engine has them (%s), but which ids they map cannot be told from its directory %q", base, path.Base(i.DockerRootDir)), `set "userns-remap" to a user that has the same range in /etc/subuid and /etc/subgid`)
 	case e.userns:
 		ok("userns", fmt.Sprintf("a container's root is id %d of the host", e.base))
 	default:
 		f := add("userns", "warn", "a container's root is the host's root",
-			`set "userns-remap": "default" in the engine's configuration, use a runtime such as runsc, or accept it with docker.accept: [`+AcceptNoUserNamespace+`]`)
+			`set "userns-remap": "default" in the engine's configuration, use a runtime such as runsc, or `+acceptHint(AcceptNoUserNamespace))
 		f.accept, f.unlessOwnKernel = AcceptNoUserNamespace, true
 	}
 	if why := e.noQuota(); why != "" {
 		f := add("disk", "warn", "the engine cannot limit what a container writes to its root: "+why,
-			"put the engine's data on xfs mounted with pquota, or on zfs, or accept it with docker.accept: ["+AcceptNoDiskLimit+"]")
+			"put the engine's data on xfs mounted with pquota, or on zfs, or "+acceptHint(AcceptNoDiskLimit))
 		f.accept = AcceptNoDiskLimit
 	} else {
 		ok("disk", "storage driver "+i.Driver)
+	}
+	if e.copies != "" {
+		f := add("mounts", "warn", e.copies+": sandboxes work on copies of their workspaces, which are read back when somebody looks at them and when the sandbox is deleted",
+			"run Warren where the engine runs, or "+acceptHint(AcceptCopiedMounts))
+		f.accept = AcceptCopiedMounts
+	} else {
+		ok("mounts", "sandboxes have the directories of this machine")
 	}
 	if names := e.runsc(); len(names) > 0 {
 		add("gvisor", "warn", fmt.Sprintf("runtime %s hides from the engine what sandboxes write to their root; `warren stats` shows far too much", strings.Join(names, " ")),
@@ -251,13 +292,15 @@ type plan struct {
 	ownKernel bool
 	base      uint32
 	quota     bool
+	// copies says that mounts become volumes, and the guest a part of the image.
+	copies bool
 	// filter is the system call filter, or the file that it is in.
 	filter string
 }
 
 // plan decides how a sandbox would run, or why it must not.
 func (d *Driver) plan(e *engine, options map[string]string) (*plan, error) {
-	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == "", filter: systemCallFilter()}
+	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == "", copies: e.copies != "", filter: systemCallFilter()}
 	if e.podman {
 		p.filter = filepath.Join(d.opts.StateDir, filterFile)
 	}

@@ -236,7 +236,7 @@ const collectEvery = time.Hour
 // collectImages removes images of this installation whose layers are gone from the image store, now and then.
 func (d *Driver) collectImages(ctx context.Context) {
 	for {
-		if err := d.collectOnce(ctx); err != nil && ctx.Err() == nil {
+		if err := errors.Join(d.collectOnce(ctx), d.collectSaves(ctx), d.collectProofs()); err != nil && ctx.Err() == nil {
 			d.log.Debug("old images in the engine", "err", err)
 		}
 		select {

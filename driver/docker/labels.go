@@ -22,6 +22,8 @@ const (
 	labelAttempt      = labelPrefix + "attempt"
 	labelImage        = labelPrefix + "image"
 	labelLayers       = labelPrefix + "layers"
+	labelSave         = labelPrefix + "save"
+	labelHelper       = labelPrefix + "helper"
 )
 
 const installationLen = 16

@@ -135,8 +135,9 @@ func containerOf(spec *driver.Spec, p *plan, image string, s *stage, labels map[
 		n := int64(spec.Limits.PIDs)
 		host.Ulimits = []*container.Ulimit{{Name: "nproc", Soft: n, Hard: n}}
 	}
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
-		// The engine switches IPv6 off where it has given no address, on loopback too.
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil && !p.copies {
+		// The engine switches IPv6 off where it has given no address, on loopback too. Of another machine's kernel nobody can tell
+		// whether it has it.
 		host.Sysctls = map[string]string{"net.ipv6.conf.all.disable_ipv6": "0"}
 	}
 	if p.quota {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/driver/internal/idmap"
 )
 
 // stageDir is where, below the state directory, mounts wait for the engine to take them.
@@ -77,11 +78,36 @@ func (d *Driver) prepare(spec *driver.Spec, base uint32) (_ *stage, err error) {
 
 // close takes the stage down. What has been taken from it stays.
 func (s *stage) close() error {
-	if err := unix.Unmount(s.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	err := takeDown(s.dir)
+	if errors.Is(err, unix.ENOTEMPTY) {
+		// Another process took it down while it was built, and what came later lies in the directory below.
+		err = nil
+		entries, rerr := os.ReadDir(s.dir)
+		for _, e := range entries {
+			err = errors.Join(err, takeDown(filepath.Join(s.dir, e.Name())))
+		}
+		err = errors.Join(err, rerr, takeDown(s.dir))
+	}
+	if err != nil {
 		return fmt.Errorf("take down the mounts of a start: %w", err)
 	}
-	if err := os.Remove(s.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("take down the mounts of a start: %w", err)
+	return nil
+}
+
+// takeDown removes a place for mounts with what is mounted on it. It never looks into what was mounted: a directory is removed
+// only if it is empty.
+func takeDown(at string) error {
+	for {
+		err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
@@ -214,11 +240,11 @@ func isDirectory(spec *driver.Spec, hide driver.Bind) (dir, ok bool) {
 }
 
 // mapTree makes a detached mount show the ids of m.
-func mapTree(fd int, m idMap, attrs uint64, recursive bool) error {
-	if m.identity() {
+func mapTree(fd int, m idmap.Map, attrs uint64, recursive bool) error {
+	if m.Identity() {
 		return setAttrs(fd, attrs, recursive)
 	}
-	ns, release, err := namespaces.get(m)
+	ns, release, err := namespaces.Get(m, maxUserNamespaces)
 	if err != nil {
 		return err
 	}
@@ -228,7 +254,7 @@ func mapTree(fd int, m idMap, attrs uint64, recursive bool) error {
 
 // mapReadOnly maps a read-only tree, and leaves it unmapped where that cannot be: its files then belong to nobody
 // inside, which takes rights away and gives none.
-func mapReadOnly(fd int, m idMap, recursive bool) error {
+func mapReadOnly(fd int, m idmap.Map, recursive bool) error {
 	const attrs = hostAttrs | unix.MOUNT_ATTR_RDONLY
 	err := mapTree(fd, m, attrs, recursive)
 	if err == nil || !cannotMap(err) {

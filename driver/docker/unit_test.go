@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/api/types/container"
@@ -45,21 +46,46 @@ func TestFindHost(t *testing.T) {
 		sum := sha256.Sum256([]byte(name))
 		return "contexts/meta/" + hex.EncodeToString(sum[:]) + "/meta.json"
 	}
+	tls := func(name string) string {
+		return strings.Replace(filepath.Dir(meta(name)), "meta", "tls", 1) + "/docker/"
+	}
 	write("config.json", `{"currentContext":"team","auths":{}}`)
 	write(meta("team"), `{"Name":"team","Endpoints":{"docker":{"Host":"unix:///run/team.sock"}}}`)
 	write(meta("far"), `{"Name":"far","Endpoints":{"docker":{"Host":"ssh://user@far"}}}`)
+	write(meta("keys"), `{"Name":"keys","Endpoints":{"docker":{"Host":"tcp://far:2376","SkipTLSVerify":false}}}`)
+	write(tls("keys")+"ca.pem", "")
+	write(meta("trusting"), `{"Name":"trusting","Endpoints":{"docker":{"Host":"tcp://far:2376","SkipTLSVerify":true}}}`)
+	write(meta("plain"), `{"Name":"plain","Endpoints":{"docker":{"Host":"tcp://far:2375"}}}`)
 	for name, tt := range map[string]struct {
 		configured string
 		env        map[string]string
 		want       string
+		certs      string
 		err        error
 	}{
-		"configured":      {configured: "unix:///a", env: map[string]string{"DOCKER_HOST": "unix:///b"}, want: "unix:///a"},
-		"variable":        {env: map[string]string{"DOCKER_HOST": "unix:///b"}, want: "unix:///b"},
-		"current context": {want: "unix:///run/team.sock"},
-		"named context":   {env: map[string]string{"DOCKER_CONTEXT": "far"}, err: errors.ErrUnsupported},
-		"lost context":    {env: map[string]string{"DOCKER_CONTEXT": "lost"}, err: warren.ErrInvalid},
-		"another machine": {env: map[string]string{"DOCKER_HOST": "tcp://10.0.0.1:2376"}, err: errors.ErrUnsupported},
+		"configured":       {configured: "unix:///a", env: map[string]string{"DOCKER_HOST": "unix:///b"}, want: "unix:///a"},
+		"variable":         {env: map[string]string{"DOCKER_HOST": "unix:///b"}, want: "unix:///b"},
+		"current context":  {want: "unix:///run/team.sock"},
+		"named context":    {env: map[string]string{"DOCKER_CONTEXT": "far"}, want: "ssh://user@far"},
+		"context with TLS": {env: map[string]string{"DOCKER_CONTEXT": "keys"}, want: "tcp://far:2376", certs: filepath.Join(config, tls("keys"))},
+		"variable wins":    {env: map[string]string{"DOCKER_CONTEXT": "far", "DOCKER_HOST": "unix:///b"}, want: "unix:///b"},
+		"unverified":       {env: map[string]string{"DOCKER_CONTEXT": "trusting"}, err: errors.ErrUnsupported},
+		"context in clear": {env: map[string]string{"DOCKER_CONTEXT": "plain"}, want: "tcp://far:2375", err: errors.ErrUnsupported},
+		"lost context":     {env: map[string]string{"DOCKER_CONTEXT": "lost"}, err: warren.ErrInvalid},
+		"in clear":         {env: map[string]string{"DOCKER_HOST": "tcp://10.0.0.1:2375"}, want: "tcp://10.0.0.1:2375", err: errors.ErrUnsupported},
+		"loopback":         {env: map[string]string{"DOCKER_HOST": "tcp://127.0.0.1:2375"}, want: "tcp://127.0.0.1:2375"},
+		"with TLS":         {env: map[string]string{"DOCKER_HOST": "tcp://10.0.0.1:2376", "DOCKER_TLS_VERIFY": "1"}, want: "tcp://10.0.0.1:2376", certs: config},
+		"with keys":        {env: map[string]string{"DOCKER_HOST": "tcp://10.0.0.1:2376", "DOCKER_CERT_PATH": "/keys"}, want: "tcp://10.0.0.1:2376", certs: "/keys"},
+		"ssh":              {configured: "ssh://ada@far:2222/run/docker.sock", want: "ssh://ada@far:2222/run/docker.sock"},
+		"ssh, a password":  {configured: "ssh://ada:secret@far", want: "ssh://ada:secret@far", err: warren.ErrInvalid},
+		"ssh, an option":   {configured: "ssh://-oProxyCommand=x", want: "ssh://-oProxyCommand=x", err: warren.ErrInvalid},
+		"ssh, a command":   {configured: "ssh://far/run/$(x)", want: "ssh://far/run/$(x)", err: warren.ErrInvalid},
+		"a password":       {configured: "tcp://ada:secret@127.0.0.1:2375", want: "tcp://ada:secret@127.0.0.1:2375", err: warren.ErrInvalid},
+		"one in clear":     {env: map[string]string{"DOCKER_HOST": "tcp://ada:secret@far:2375"}, want: "tcp://ada:secret@far:2375", err: warren.ErrInvalid},
+		"one of no scheme": {configured: "http://ada:secret@far", want: "http://ada:secret@far", err: errors.ErrUnsupported},
+		"one in nonsense":  {configured: "tcp://ada:secret@far:port%", want: "tcp://ada:secret@far:port%", err: warren.ErrInvalid},
+		"one in a word":    {configured: "tcp:ada:secret@far", want: "tcp:ada:secret@far", err: errors.ErrUnsupported},
+		"unknown":          {configured: "npipe:////./pipe/x", want: "npipe:////./pipe/x", err: errors.ErrUnsupported},
 	} {
 		getenv := func(k string) string {
 			if k == "DOCKER_CONFIG" {
@@ -67,8 +93,12 @@ func TestFindHost(t *testing.T) {
 			}
 			return tt.env[k]
 		}
-		if got, err := findHost(tt.configured, getenv); got != tt.want || !errors.Is(err, tt.err) {
-			t.Errorf("%s: %q, %v; want %q, %v", name, got, err, tt.want, tt.err)
+		got, err := findHost(tt.configured, getenv)
+		if got.host != tt.want || strings.TrimSuffix(got.certs, "/") != strings.TrimSuffix(tt.certs, "/") || !errors.Is(err, tt.err) {
+			t.Errorf("%s: %+v, %v; want %q, %q, %v", name, got, err, tt.want, tt.certs, tt.err)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: the error has a password: %v", name, err)
 		}
 	}
 }
@@ -108,11 +138,14 @@ func TestProfile(t *testing.T) {
 		"no memory limit":    {info: without(func(i *system.Info) { i.MemoryLimit = false }), err: errors.ErrUnsupported, says: "memory"},
 		"no processor limit": {info: without(func(i *system.Info) { i.CPUCfsQuota = false }), err: errors.ErrUnsupported, says: "cpu"},
 		"rootless":           {info: without(func(i *system.Info) { i.SecurityOptions = append(i.SecurityOptions, "name=rootless") }), err: errors.ErrUnsupported, says: "rootless"},
+		"rootless accepted": {info: without(func(i *system.Info) {
+			i.SecurityOptions = []string{"name=seccomp,profile=builtin", "name=rootless"}
+		}), accept: []string{AcceptNoUserNamespace}},
 		"ids unknown":        {info: without(func(i *system.Info) { i.DockerRootDir = "/var/lib/docker" }), err: errors.ErrUnsupported, says: "which ids"},
-		"no userns":          {info: noUserns, err: errors.ErrUnsupported, says: "userns-remap"},
+		"no userns":          {info: noUserns, err: errors.ErrUnsupported, says: "WARREN_DOCKER_ACCEPT=no-user-namespace"},
 		"no userns accepted": {info: noUserns, accept: []string{AcceptNoUserNamespace}},
 		"no userns, runsc":   {info: noUserns, options: map[string]string{"runtime": "runsc"}},
-		"no quota":           {info: noQuota, err: errors.ErrUnsupported, says: "overlay2 on extfs"},
+		"no quota":           {info: noQuota, err: errors.ErrUnsupported, says: "WARREN_DOCKER_ACCEPT=no-disk-limit"},
 		"no quota accepted":  {info: noQuota, accept: []string{AcceptNoDiskLimit}},
 		"the wrong accepted": {info: noQuota, accept: []string{AcceptNoUserNamespace}, err: errors.ErrUnsupported, says: "disk"},
 		"btrfs":              {info: without(func(i *system.Info) { i.Driver = "btrfs" }), err: errors.ErrUnsupported, says: "btrfs"},
@@ -262,6 +295,39 @@ func TestExit(t *testing.T) {
 	}
 }
 
+// TestEnded looks at containers that end as a guest does that was asked to: whether the engine went away says who asked.
+func TestEnded(t *testing.T) {
+	at := func(minute int) time.Time { return time.Date(2030, 1, 1, 12, minute, 0, 0, time.UTC) }
+	for name, tt := range map[string]struct {
+		host  string
+		code  int
+		at    time.Time
+		asked bool
+		want  string
+	}{
+		"by itself":                      {code: 0, at: at(5), want: "exited"},
+		"while the engine was away":      {code: 0, at: at(15), want: "lost"},
+		"killed then":                    {code: 137, at: at(15), want: "lost"},
+		"failed then":                    {code: 3, at: at(15), want: "exited"},
+		"between":                        {code: 0, at: at(25), want: "exited"},
+		"the engine is still away":       {code: 0, at: at(35), want: "lost"},
+		"asked to":                       {code: 0, at: at(5), asked: true, want: "killed"},
+		"found dead":                     {code: 255, at: at(5), want: "lost"},
+		"by another clock":               {host: "ssh://far", code: 0, at: at(15), want: "exited"},
+		"by another clock, asked to end": {host: "ssh://far", code: 143, at: at(15), asked: true, want: "killed"},
+	} {
+		host := tt.host
+		if host == "" {
+			host = "unix:///x"
+		}
+		d := &Driver{at: endpoint{host: host}, signalled: map[string]bool{"c": tt.asked}, absences: []absence{{at(10), at(20)}, {from: at(30)}}}
+		got := d.ended(&container.InspectResponse{ID: "c", State: &container.State{Status: "exited", ExitCode: tt.code, FinishedAt: tt.at.Format(time.RFC3339Nano)}})
+		if got.Reason != tt.want || (got.Reason == "lost" || tt.asked) && !strings.Contains(got.Message, "live-restore") {
+			t.Errorf("%s: %+v, want %s", name, got, tt.want)
+		}
+	}
+}
+
 func TestExecStream(t *testing.T) {
 	piece := func(kind byte, text string) []byte {
 		b := make([]byte, execHeader, execHeader+len(text))
@@ -362,5 +428,54 @@ func TestWriteLayer(t *testing.T) {
 	cancel()
 	if err := writeLayer(gone, io.Discard, layer); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that has ended: %v", err)
+	}
+}
+
+// TestSyncWithoutEngine syncs a sandbox that has the directories themselves while the engine is down.
+func TestSyncWithoutEngine(t *testing.T) {
+	testenv.NeedsRoot(t)
+	dir := t.TempDir()
+	d, err := New(Options{StateDir: dir, GuestPath: filepath.Join(dir, "guest"), Host: "unix://" + filepath.Join(dir, "none.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := d.Sync(t.Context(), "local"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStageTakenDownTwice takes down a stage of which another process has taken the file system away while it was built: nothing of it
+// stays, and what was mounted keeps its files.
+func TestStageTakenDownTwice(t *testing.T) {
+	testenv.NeedsRoot(t)
+	testenv.NeedsMountNamespace(t)
+	users := t.TempDir()
+	if err := os.WriteFile(filepath.Join(users, "kept"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{dir: filepath.Join(t.TempDir(), "s1")}
+	for _, dir := range []string{s.dir, filepath.Join(s.dir, "0")} {
+		if err := os.Mkdir(dir, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "1"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(users, filepath.Join(s.dir, "0"), "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the stage is still there: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(users, "kept")); err != nil {
+		t.Error(err)
+	}
+	if err := s.close(); err != nil {
+		t.Errorf("again: %v", err)
 	}
 }

@@ -15,6 +15,10 @@ import (
 	"github.com/warren-sandbox/warren/driver/internal/deaths"
 )
 
+// podmanLooks is how often Podman is asked who is dead: it names events differently from version to version, and filters by the
+// names that it does not show.
+const podmanLooks = 2 * time.Second
+
 // watchRetry is how long the watch waits before it asks an engine again that has gone.
 const watchRetry = 500 * time.Millisecond
 
@@ -59,11 +63,15 @@ func (w *watch) note(l listed) {
 
 func (w *watch) run(ctx context.Context) {
 	defer close(w.news)
+	defer w.d.came() // nobody looks any more
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.d.ctx, cancel)()
 	for ctx.Err() == nil {
 		w.follow(ctx)
+		if ctx.Err() == nil {
+			w.d.left()
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(watchRetry):
@@ -76,11 +84,59 @@ func (w *watch) follow(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := w.d.api.Events(ctx, client.EventsListOptions{Filters: client.Filters{}.
-		Add("type", "container").Add("event", "start", "die", "destroy").Add("label", labelInstallation+"="+w.d.labels.installation)})
+		Add("type", "container").Add("event", "start", "kill", "die", "destroy").Add("label", labelInstallation+"="+w.d.labels.installation)})
 	// What happened before the events began.
+	if !w.look(ctx) {
+		return
+	}
+	w.d.came()
+	var again <-chan time.Time
+	if e, err := w.d.askEngine(ctx); err == nil && e.podman {
+		t := time.NewTicker(podmanLooks)
+		defer t.Stop()
+		again = t.C
+	}
+	for {
+		select {
+		case m := <-events.Messages:
+			id, ok := w.d.labels.owns(m.Actor.Attributes["name"], m.Actor.Attributes)
+			if !ok {
+				if id, ok = w.alive[m.Actor.ID]; !ok { // renamed
+					continue
+				}
+			}
+			switch m.Action {
+			case "start":
+				w.alive[m.Actor.ID] = id
+				continue
+			case "kill":
+				if s := m.Actor.Attributes["signal"]; s == "15" || s == "9" {
+					w.d.signal(m.Actor.ID, true)
+				}
+				continue
+			}
+			w.died(ctx, m.Actor.ID, id)
+			if m.Action == "destroy" {
+				w.d.signal(m.Actor.ID, false)
+				delete(w.told, m.Actor.ID) // nothing more will be heard of it
+			}
+		case <-again:
+			if !w.look(ctx) {
+				return
+			}
+		case <-events.Err:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look reports all that is dead or gone now.
+func (w *watch) look(ctx context.Context) (ok bool) {
 	list, err := w.d.list(ctx)
 	if err != nil {
-		return
+		return false
 	}
 	there := map[string]bool{}
 	for _, l := range list {
@@ -95,26 +151,17 @@ func (w *watch) follow(ctx context.Context) {
 			w.gone(ctx, container, id)
 		}
 	}
-	for {
-		select {
-		case m := <-events.Messages:
-			id, ok := w.d.labels.owns(m.Actor.Attributes["name"], m.Actor.Attributes)
-			if !ok {
-				continue
-			}
-			if m.Action == "start" {
-				w.alive[m.Actor.ID] = id
-				continue
-			}
-			w.died(ctx, m.Actor.ID, id)
-			if m.Action == "destroy" {
-				delete(w.told, m.Actor.ID) // nothing more will be heard of it
-			}
-		case <-events.Err:
-			return
-		case <-ctx.Done():
-			return
-		}
+	return true
+}
+
+// signal notes that somebody has sent a container's first process a signal through the engine, or that the container is gone.
+func (d *Driver) signal(container string, sent bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if sent {
+		d.signalled[container] = true
+	} else {
+		delete(d.signalled, container)
 	}
 }
 
@@ -128,7 +175,7 @@ func (w *watch) died(ctx context.Context, container string, id warren.SandboxID)
 	case errors.Is(err, warren.ErrNotFound), errors.Is(err, errForeign), err == nil && c.ID != container:
 		w.gone(ctx, container, id)
 	case err == nil && stateOf(string(c.State.Status)) == dead:
-		w.tell(ctx, container, driver.Status{ID: id, State: dead, Exit: exitOf(c.State)})
+		w.tell(ctx, container, driver.Status{ID: id, State: dead, Exit: w.d.ended(c)})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +57,8 @@ type Harness struct {
 	Lacks map[string]string
 	// Initialized says that who creates has also sent /init to the guest, as the engine does. Else the suite does.
 	Initialized bool
+	// Brief runs fewer cases, for a second way to a driver whose cases all run elsewhere. With WARREN_SOAK set all run.
+	Brief bool
 	// Binaries are programs of the host that run a sandbox; an attack must not change them.
 	Binaries []string
 }
@@ -83,8 +86,13 @@ func Run(t *testing.T, h Harness) {
 	table := NewTable(h.Name, "conformance")
 	able := h.abilities(t)
 	var cases []testCase
-	for _, group := range [][]testCase{lifecycleCases, dialCases, mountCases, limitCases, snapshotCases} {
+	for _, group := range [][]testCase{lifecycleCases, dialCases, mountCases, limitCases, freezeCases, rootCases, snapshotCases, forkCases} {
 		cases = append(cases, group...)
+	}
+	for _, name := range brief {
+		if !slices.ContainsFunc(cases, func(tc testCase) bool { return tc.name == name }) {
+			t.Fatalf("brief has %q, which is no case", name)
+		}
 	}
 	for _, tc := range cases {
 		table.Run(t, tc.name, tc.sentence, h.lacks(tc, able), func(t *testing.T) {
@@ -94,12 +102,28 @@ func Run(t *testing.T, h Harness) {
 	table.Print(t)
 }
 
+func (h *Harness) isBrief() bool { return h.Brief && os.Getenv("WARREN_SOAK") == "" }
+
+// inFull is why a brief run leaves a case out.
+const inFull = "a brief run: all cases with WARREN_SOAK=1"
+
+// brief are the cases that depend on the way to a driver: what is created, found again and removed by it, and each kind of stream
+// and directory once.
+var brief = []string{
+	"create-refuses", "create-cancel", "delete", "delete-half-made", "list-reopened", "list-dead", "at-once", "watch", "stats", "info", "check",
+	"unwrap", "dial-guest-waits", "dial-closed-port", "dial-dead", "dial-half-close", "dial-we-end", "mount-read-only", "mount-durable",
+	"mount-survives-kill", "mount-sync", "owner-base", "owner-user", "freeze", "root-save-refuses", "snapshot-restore", "fork-identity",
+}
+
 // Optional parts of a driver that cases are about.
 const (
 	watches  = "Watcher"
 	measures = "Statser"
 	checks   = "Checker"
 	freezes  = "Snapshotter"
+	freezing = "Freezer"
+	saving   = "RootSaver"
+	syncs    = "Syncer"
 )
 
 // abilities returns the optional parts that the driver has.
@@ -112,11 +136,16 @@ func (h *Harness) abilities(t *testing.T) map[string]bool {
 	_, able[measures] = driver.As[driver.Statser](d)
 	_, able[checks] = driver.As[driver.Checker](d)
 	_, able[freezes] = driver.As[driver.Snapshotter](d)
+	_, able[freezing] = driver.As[driver.Freezer](d)
+	_, able[saving] = driver.As[driver.RootSaver](d)
+	_, able[syncs] = driver.As[driver.Syncer](d)
 	return able
 }
 
 func (h *Harness) lacks(tc testCase, able map[string]bool) string {
 	switch {
+	case h.isBrief() && !slices.Contains(brief, tc.name):
+		return inFull
 	case h.Lacks[tc.name] != "":
 		return h.Lacks[tc.name]
 	case tc.optional != "" && !able[tc.optional]:

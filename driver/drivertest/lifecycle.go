@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -252,6 +253,9 @@ func (c *ctx) waitNotListed(ids ...warren.SandboxID) {
 func testDelete(t *testing.T, c *ctx) {
 	id := c.create()
 	c.answers(c.d, id)
+	if c.h.Processes != nil && len(c.h.Processes(t, id)) == 0 {
+		t.Error("a running sandbox has no processes")
+	}
 	if err := c.d.Delete(c, id); err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
@@ -628,6 +632,12 @@ func Wrap(h Harness) Harness {
 	open := h.New
 	h.Name += " wrapped"
 	h.New = func(t testing.TB) driver.Driver { return wrapper{open(t)} }
+	lacks := map[string]string{}
+	for _, tc := range forkCases {
+		lacks[tc.name] = "it is about what an image holds, which no wrapper sees"
+	}
+	maps.Copy(lacks, h.Lacks)
+	h.Lacks = lacks
 	return h
 }
 

@@ -13,6 +13,7 @@ import (
 var limitCases = []testCase{
 	{name: "hostname", sentence: "the sandbox has the host name of the spec", commands: true, run: testHostname},
 	{name: "guest-env", sentence: "the guest has the environment of the spec, and nothing of the driver's own", commands: true, run: testGuestEnv},
+	{name: "guest-signals", sentence: "a signal that misses its process and meets the guest does not end the sandbox", commands: true, run: testGuestSignals},
 	{name: "arguments", sentence: "a command gets its arguments, environment and directory as they are", commands: true, run: testArguments},
 	{name: "loopback-only", sentence: "a sandbox has loopback and no other network", commands: true, run: testLoopbackOnly},
 	{name: "limit-disk", sentence: "at most Limits.Disk bytes can be written to the root overlay", commands: true, run: testLimitDisk},
@@ -30,6 +31,21 @@ func testHostname(t *testing.T, c *ctx) {
 	if got := g.succeeds(c, "user", "getent hosts burrow-7 || grep burrow-7 /etc/hosts"); got == "" {
 		t.Error("the host name does not resolve")
 	}
+}
+
+func testGuestSignals(t *testing.T, c *ctx) {
+	id := c.create()
+	g := c.guest(id)
+	// To each thread as well: a number of the guest's that somebody takes for a process may be that of a thread.
+	r := g.Shell(c, "root", "for s in HUP QUIT ABRT SYS STKFLT; do for p in 1 $(ls /proc/1/task); do kill -$s $p; done; done; sleep 0.2; echo on")
+	if !strings.HasSuffix(r.Stdout, "on\n") {
+		t.Errorf("the guest sent signals to itself: %+v", r)
+	}
+	// And what it starts does not inherit that it endures them.
+	if r := g.Shell(c, "root", "kill -QUIT $$; echo alive"); r.Stdout != "" || r.Code == 0 {
+		t.Errorf("a shell survives SIGQUIT: %+v", r)
+	}
+	c.answers(c.d, id)
 }
 
 func testGuestEnv(t *testing.T, c *ctx) {

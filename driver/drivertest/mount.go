@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 )
 
@@ -18,6 +20,7 @@ var mountCases = []testCase{
 	{name: "mount-read-only", sentence: "a mount that is not writable refuses writes, whoever asks", commands: true, run: testMountReadOnly},
 	{name: "mount-durable", sentence: "writes to a writable mount are on the host when they return", commands: true, run: testMountDurable},
 	{name: "mount-survives-kill", sentence: "a crash of the sandbox loses nothing that a write had returned for", commands: true, processes: true, run: testMountSurvivesKill},
+	{name: "mount-sync", sentence: "Sync brings what was written into the directories and leaves there what only the host changed; a missing sandbox gives ErrNotFound", commands: true, optional: syncs, run: testMountSync},
 	{name: "mount-live", sentence: "what the host changes in a mount shows in the sandbox", commands: true, run: testMountLive},
 	{name: "mount-order", sentence: "mounts are made in order, one inside another too", commands: true, run: testMountOrder},
 	{name: "mount-pinned", sentence: "what was opened is mounted, whatever the path names by then (A14)", commands: true, run: testMountPinned},
@@ -52,6 +55,16 @@ func writeFile(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// sync makes the mounts' directories what the sandbox sees, where its driver says that it works on copies.
+func (c *ctx) sync(id warren.SandboxID) {
+	c.t.Helper()
+	if s, ok := driver.As[driver.Syncer](c.d); ok && s.Copies(c) {
+		if err := s.Sync(c, id); err != nil {
+			c.t.Fatalf("Sync(%s): %v", id, err)
+		}
 	}
 }
 
@@ -214,6 +227,7 @@ func testMountSurvivesKill(t *testing.T, c *ctx) {
 		last = line
 	}
 	c.kill(id)
+	c.sync(id)
 	text, err := os.ReadFile(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -224,6 +238,50 @@ func testMountSurvivesKill(t *testing.T, c *ctx) {
 	}
 	if strings.ContainsRune(string(text), 0) {
 		t.Error("the file has holes")
+	}
+}
+
+func testMountSync(t *testing.T, c *ctx) {
+	s, _ := driver.As[driver.Syncer](c.d)
+	if err := s.Sync(c, c.newID()); err != nil && !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("Sync of a missing sandbox: %v, want nil or ErrNotFound", err)
+	}
+	dir, other := workDir(t), workDir(t)
+	for _, name := range []string{"both", "removed", "host"} {
+		writeFile(t, filepath.Join(dir, name), "first")
+		chown(t, filepath.Join(dir, name), driver.SandboxUID)
+	}
+	id := c.create(func(s *driver.Spec) {
+		s.Mounts = append(s.Mounts, openMount(t, dir, "/mnt/rw", true, diskOwner), openMount(t, other, "/mnt/ro", false, diskOwner))
+	})
+	g := c.guest(id)
+	g.succeeds(c, "user", "cd /mnt/rw && echo -n second > both && rm removed && mkdir -p a/b && echo -n deep > a/b/c && ln a/b/c twin && ln -s both link && chmod 640 both")
+	writeFile(t, filepath.Join(dir, "host"), "changed by the host")
+	writeFile(t, filepath.Join(dir, "host-new"), "made by the host")
+	for range 2 {
+		if err := s.Sync(c, id); err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range map[string]string{"both": "second", "a/b/c": "deep", "twin": "deep", "link": "second", "host": "changed by the host", "host-new": "made by the host"} {
+			hostFile(t, filepath.Join(dir, name), want)
+		}
+		if _, err := os.Lstat(filepath.Join(dir, "removed")); err == nil {
+			t.Error("what the sandbox removed is there")
+		}
+		if fi, err := os.Stat(filepath.Join(dir, "both")); err != nil || fi.Mode().Perm() != 0o640 {
+			t.Errorf("both: %v, %v", fi, err)
+		}
+		ownedBy(t, filepath.Join(dir, "a/b/c"), driver.DiskIDBase+driver.SandboxUID, driver.DiskIDBase+driver.SandboxUID)
+	}
+	c.answers(c.d, id) // it runs on
+	g.succeeds(c, "user", "rm -r /mnt/rw/a && echo -n third > /mnt/rw/both")
+	c.delete(id)
+	hostFile(t, filepath.Join(dir, "both"), "third")
+	if _, err := os.Lstat(filepath.Join(dir, "a")); err == nil {
+		t.Error("what the sandbox removed last is there after Delete")
+	}
+	if entries, _ := os.ReadDir(other); len(entries) > 0 {
+		t.Errorf("the directory that was mounted read-only has %v", entries)
 	}
 }
 
@@ -254,13 +312,15 @@ func testMountOrder(t *testing.T, c *ctx) {
 	}
 	writeFile(t, filepath.Join(outer, "sub/file"), "covered")
 	writeFile(t, filepath.Join(inner, "file"), "inner")
-	g := c.guest(c.create(func(s *driver.Spec) {
+	id := c.create(func(s *driver.Spec) {
 		s.Mounts = append(s.Mounts, openMount(t, outer, "/mnt/outer", true, diskOwner), openMount(t, inner, "/mnt/outer/sub", true, diskOwner))
-	}))
+	})
+	g := c.guest(id)
 	if got := g.succeeds(c, "root", "cat /mnt/outer/sub/file"); got != "inner" {
 		t.Errorf("the inner mount shows %q", got)
 	}
 	g.succeeds(c, "user", "echo -n new > /mnt/outer/sub/new")
+	c.sync(id)
 	hostFile(t, filepath.Join(inner, "new"), "new")
 }
 
@@ -327,9 +387,10 @@ func testOwnerBase(t *testing.T, c *ctx) {
 		writeFile(t, file, "")
 		chown(t, file, id)
 	}
-	g := c.guest(c.create(func(s *driver.Spec) {
+	box := c.create(func(s *driver.Spec) {
 		s.Mounts = append(s.Mounts, openMount(t, dir, "/mnt/rw", true, diskOwner))
-	}))
+	})
+	g := c.guest(box)
 	for _, id := range []int{0, 1000, 1234, 65534} {
 		if got, want := g.succeeds(c, "root", fmt.Sprintf("stat -c %%u:%%g /mnt/rw/%d", id)), fmt.Sprintf("%d:%d", id, id); got != want {
 			t.Errorf("the file of id %d shows as %s", id, got)
@@ -337,6 +398,7 @@ func testOwnerBase(t *testing.T, c *ctx) {
 	}
 	g.succeeds(c, "user", "echo > /mnt/rw/by-user; mkdir /mnt/rw/dir-by-user; ln -s x /mnt/rw/link-by-user")
 	g.succeeds(c, "root", "echo > /mnt/rw/by-root; echo > /mnt/rw/given; chown 4321:4322 /mnt/rw/given")
+	c.sync(box)
 	for name, want := range map[string][2]uint32{
 		"by-user": {1000, 1000}, "dir-by-user": {1000, 1000}, "link-by-user": {1000, 1000}, "by-root": {0, 0}, "given": {4321, 4322},
 	} {
@@ -375,9 +437,10 @@ func testOwnerUser(t *testing.T, c *ctx) {
 	if err := os.Chmod(filepath.Join(dir, "of-stranger"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g := c.guest(c.create(func(s *driver.Spec) {
+	id := c.create(func(s *driver.Spec) {
 		s.Mounts = append(s.Mounts, openMount(t, dir, "/mnt/mine", true, driver.Owner{User: true, UID: uid, GID: gid}))
-	}))
+	})
+	g := c.guest(id)
 	for name, want := range map[string]string{"of-user": "1000:1000", "of-stranger": "65534:65534", "of-root": "65534:65534"} {
 		if got := g.succeeds(c, "user", "stat -c %u:%g /mnt/mine/"+name); got != want {
 			t.Errorf("%s shows as %s, want %s", name, got, want)
@@ -387,11 +450,13 @@ func testOwnerUser(t *testing.T, c *ctx) {
 		t.Errorf("read %q", got)
 	}
 	g.succeeds(c, "user", "echo x > /mnt/mine/new && echo -n more >> /mnt/mine/of-user")
+	c.sync(id)
 	ownedBy(t, filepath.Join(dir, "new"), uid, gid)
 	hostFile(t, filepath.Join(dir, "of-user"), "minemore")
 	for _, user := range []string{"user", "root"} {
 		g.Shell(c, user, "echo x > /mnt/mine/of-stranger; echo x > /mnt/mine/of-root; chown 1000 /mnt/mine/of-stranger; chmod 777 /mnt/mine/of-root")
 	}
+	c.sync(id)
 	hostFile(t, filepath.Join(dir, "of-stranger"), "theirs")
 	hostFile(t, filepath.Join(dir, "of-root"), "root's")
 	ownedBy(t, filepath.Join(dir, "of-stranger"), stranger, stranger)
@@ -399,10 +464,12 @@ func testOwnerUser(t *testing.T, c *ctx) {
 
 func testSetUserID(t *testing.T, c *ctx) {
 	dir := workDir(t)
-	g := c.guest(c.create(func(s *driver.Spec) {
+	id := c.create(func(s *driver.Spec) {
 		s.Mounts = append(s.Mounts, openMount(t, dir, "/mnt/rw", true, diskOwner))
-	}))
+	})
+	g := c.guest(id)
 	g.Shell(c, "root", "cp /bin/true /mnt/rw/suid; chown 0:0 /mnt/rw/suid; chmod 6755 /mnt/rw/suid; mknod /mnt/rw/dev b 254 0; mknod /mnt/rw/null c 1 3")
+	c.sync(id)
 	fi, err := os.Stat(filepath.Join(dir, "suid"))
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,6 +29,7 @@ var snapshotCases = []testCase{
 	{name: "snapshot-freeze", sentence: "with freeze it stands still until Thaw, which leaves one that runs alone", optional: freezes, run: testSnapshotFreeze},
 	{name: "snapshot-refuses", sentence: "a missing, a dead sandbox and a directory that is not empty are refused, and the sandbox runs on", optional: freezes, run: testSnapshotRefuses},
 	{name: "snapshot-cancel", sentence: "when ctx ends during a snapshot the sandbox runs on and nothing of the image is left", optional: freezes, run: testSnapshotCancel},
+	{name: "snapshot-streams", sentence: "connections into a sandbox outlive its snapshots, also into a restored one and a copy of a copy", commands: true, optional: freezes, run: testSnapshotStreams},
 	{name: "snapshot-modes", sentence: "an image is readable by its owner alone, and Size is what its files have", optional: freezes, run: testSnapshotModes},
 	{name: "restore-many", sentence: "an image may be restored any number of times, also beside its source", optional: freezes, run: testRestoreMany},
 	{name: "restore-exists", sentence: "restoring to an id that exists returns ErrExists and changes nothing", optional: freezes, run: testRestoreExists},
@@ -318,6 +320,58 @@ func testSnapshotCancel(t *testing.T, c *ctx) {
 	}
 }
 
+// testSnapshotStreams follows the output of a process, and keeps a second connection silent, over snapshots of each kind; then
+// the same in a sandbox that was restored from one, and in one that was restored from that.
+func testSnapshotStreams(t *testing.T, c *ctx) {
+	id := c.create()
+	g := c.guest(id)
+	for _, what := range []string{"a sandbox", "a copy", "a copy of a copy"} {
+		p := g.start(c, Command{Args: []string{"/bin/sh", "-c", "n=0; while :; do n=$((n+1)); echo $n; sleep 0.01; done"}})
+		silent, err := c.d.Dial(c, id, warren.GuestPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+		next := 0
+		// follow reads the numbers up to one; none may be missing.
+		follow := func(when string) {
+			t.Helper()
+			for to := next + 10; next < to; {
+				line, err := p.line()
+				if err != nil {
+					t.Fatalf("%s, %s: the output ends after %d: %v", what, when, next, err)
+				}
+				if next++; line != strconv.Itoa(next) {
+					t.Fatalf("%s, %s: the output says %q instead of %d", what, when, line, next)
+				}
+			}
+		}
+		follow("before any snapshot")
+		var dir string
+		for range 3 {
+			dir, _ = c.snapshot(id, false)
+			follow("after a snapshot")
+			c.snapshot(id, true)
+			if err := c.freezer().Thaw(c, id); err != nil {
+				t.Fatal(err)
+			}
+			follow("after a snapshot with freeze, and Thaw")
+		}
+		if _, err := io.WriteString(silent, "GET /health HTTP/1.0\r\n\r\n"); err != nil {
+			t.Errorf("%s: a connection that was silent: %v", what, err)
+		}
+		if answer, err := io.ReadAll(silent); !strings.Contains(string(answer), " 204 ") {
+			t.Errorf("%s: a connection that was silent answers %q, %v", what, answer, err)
+		}
+		s := c.spec()
+		c.restore(s, dir)
+		follow("after a restore of its image")
+		c.delete(id)
+		id, g = s.ID, NewGuest(t, c.d, s.ID)
+	}
+	c.answers(c.d, id)
+}
+
 func testSnapshotModes(t *testing.T, c *ctx) {
 	dir, img := c.snapshot(c.create(), false)
 	var size int64
@@ -382,6 +436,11 @@ func testRestoreDamaged(t *testing.T, c *ctx) {
 		s := c.spec()
 		if err := c.freezer().Restore(c, s, dir); !errors.Is(err, driver.ErrImage) {
 			t.Errorf("%s: %v, want ErrImage", what, err)
+		}
+		if v, ok := driver.As[driver.Verifier](c.d); ok {
+			if err := v.Verify(c, s, dir); !errors.Is(err, driver.ErrImage) {
+				t.Errorf("%s: Verify: %v, want ErrImage", what, err)
+			}
 		}
 		c.nothingLeft(s.ID)
 	}
@@ -464,6 +523,16 @@ func testRestoreBase(t *testing.T, c *ctx) {
 		s := c.spec(change)
 		if err := c.freezer().Restore(c, s, dir); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("%s: %v, want ErrUnsupported", what, err)
+		}
+		if v, ok := driver.As[driver.Verifier](c.d); ok {
+			if err := v.Verify(c, s, dir); !errors.Is(err, errors.ErrUnsupported) {
+				t.Errorf("%s: Verify: %v, want ErrUnsupported", what, err)
+			}
+			same := c.spec()
+			same.ID = source
+			if err := v.Verify(c, same, dir); err != nil {
+				t.Errorf("Verify for the id of the source: %v", err)
+			}
 		}
 		c.nothingLeft(s.ID)
 	}

@@ -4,6 +4,7 @@ package drivertest_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -50,8 +51,8 @@ func (d overSocket) Create(ctx context.Context, spec *driver.Spec) error {
 		Name:          name(spec.ID),
 		Resources:     warren.Resources{CPUMillis: spec.Limits.CPUMillis, Memory: spec.Limits.Memory, Disk: spec.Limits.Disk, PIDs: spec.Limits.PIDs},
 		Labels:        spec.Labels,
-		DriverOptions: spec.Options,
-		Env:           map[string]string{},
+		DriverOptions: spec.Options, Policy: "none", // which is what a spec without a card means
+		Env: map[string]string{},
 	}
 	for _, v := range spec.Env {
 		name, value, _ := strings.Cut(v, "=")
@@ -268,7 +269,7 @@ func connectSocket(t testing.TB, socket string, ids *sync.Map) overSocket {
 }
 
 func TestGVisorOverSocket(t *testing.T)       { drivertest.Run(t, daemonHarness(t)) }
-func TestGVisorOverSocketEscape(t *testing.T) { drivertest.Escape(t, daemonHarness(t)) }
+func TestGVisorOverSocketEscape(t *testing.T) { drivertest.Escape(t, brief(daemonHarness(t))) }
 
 // daemonHarness starts a daemon with the gVisor driver.
 func daemonHarness(t *testing.T) drivertest.Harness {
@@ -284,12 +285,29 @@ func daemonHarness(t *testing.T) drivertest.Harness {
 	t.Cleanup(func() { os.RemoveAll(data) })
 	h := serveHarness(t, data)
 	h.Name, h.Boundary = "gvisor over the socket", "kernel"
+	names := &sync.Map{} // of executions on the host's command lines; one from the pool has not its sandbox's
 	h.Processes = func(t testing.TB, id warren.SandboxID) []int {
+		t.Helper()
 		own := h.Alias(id)
 		if own == "" {
 			return nil
 		}
-		pids, err := hostproc.Naming(string(own))
+		var meta struct{ Container string }
+		b, err := os.ReadFile(filepath.Join(data, "run", "gvisor", "sandboxes", string(own), "meta.json"))
+		if err == nil {
+			err = json.Unmarshal(b, &meta)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if meta.Container != "" {
+			names.Store(own, meta.Container)
+		}
+		name, ok := names.Load(own) // known from before, when the sandbox has gone
+		if !ok {
+			name = string(own)
+		}
+		pids, err := hostproc.Naming(name.(string))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,17 +336,21 @@ func serveHarness(t *testing.T, data string, env ...string) drivertest.Harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
+		// Which ends the driver's processes too; by a signal alone they wait for another daemon.
+		end := exec.Command(bin.Warren, "shutdown", "--sandboxes")
+		end.Env = cmd.Env
+		if out, err := end.CombinedOutput(); err != nil {
+			t.Errorf("shutdown: %v: %s", err, out)
+			cmd.Process.Signal(syscall.SIGTERM)
+		}
 		cmd.Wait()
 		if text, err := os.ReadFile(output.Name()); t.Failed() && err == nil {
 			t.Logf("daemon.log, last part:\n%s", text[max(0, len(text)-4000):])
 		}
 		output.Close()
 		// The data directory's own files stay; nothing else may.
-		for _, left := range before.WaitClean(45 * time.Second) {
-			if !strings.HasPrefix(left, "file ") {
-				t.Errorf("left behind: %s", left)
-			}
+		for _, left := range before.WaitClean(45*time.Second, func(left string) bool { return strings.HasPrefix(left, "file ") }) {
+			t.Errorf("left behind: %s", left)
 		}
 	})
 	socket := filepath.Join(data, "warren.sock")

@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -8,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,9 +53,18 @@ func (d *Driver) Snapshot(ctx context.Context, id warren.SandboxID, dir string, 
 	return driver.Image{Size: int64(len(line))}, w.save(id, b)
 }
 
-// Thaw implements [driver.Snapshotter].
+// Freeze implements [driver.Freezer].
+func (d *Driver) Freeze(ctx context.Context, id warren.SandboxID) error {
+	return d.still(ctx, id, OpFreeze, true)
+}
+
+// Thaw implements [driver.Freezer].
 func (d *Driver) Thaw(ctx context.Context, id warren.SandboxID) error {
-	if _, err := d.before(ctx, OpThaw, 0); err != nil {
+	return d.still(ctx, id, OpThaw, false)
+}
+
+func (d *Driver) still(ctx context.Context, id warren.SandboxID, op Op, frozen bool) error {
+	if _, err := d.before(ctx, op, 0); err != nil {
 		return err
 	}
 	w := d.world
@@ -63,12 +74,20 @@ func (d *Driver) Thaw(ctx context.Context, id warren.SandboxID) error {
 	if err := status(id, b); err != nil {
 		return err
 	}
-	b.frozen = false
+	b.frozen = frozen
 	return w.save(id, b)
 }
 
 // Restore implements [driver.Snapshotter].
 func (d *Driver) Restore(ctx context.Context, spec *driver.Spec, dir string) error {
+	if err := d.Verify(ctx, spec, dir); err != nil {
+		return err
+	}
+	return d.create(ctx, spec, OpRestore)
+}
+
+// Verify implements [driver.Verifier].
+func (d *Driver) Verify(_ context.Context, spec *driver.Spec, dir string) error {
 	r, err := readImage(dir)
 	if err != nil {
 		return err
@@ -83,7 +102,18 @@ func (d *Driver) Restore(ctx context.Context, spec *driver.Spec, dir string) err
 	case !slices.Equal(r.Mounts, targets):
 		return fmt.Errorf("fake: the image has mounts on %q, not %q: %w", r.Mounts, targets, errors.ErrUnsupported)
 	}
-	return d.create(ctx, spec, OpRestore)
+	return nil
+}
+
+// SaveRoot implements [driver.RootSaver]. A fake sandbox has no files and so has changed none: the layer is empty.
+func (d *Driver) SaveRoot(ctx context.Context, id warren.SandboxID, w io.Writer) error {
+	if _, err := d.before(ctx, OpSaveRoot, 0); err != nil {
+		return err
+	}
+	if err := d.alive(id); err != nil {
+		return err
+	}
+	return tar.NewWriter(w).Close()
 }
 
 func readImage(dir string) (*record, error) {

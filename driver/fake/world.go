@@ -64,8 +64,10 @@ const (
 	OpStats  Op = "stats"
 
 	OpSnapshot Op = "snapshot"
+	OpFreeze   Op = "freeze"
 	OpThaw     Op = "thaw"
 	OpRestore  Op = "restore"
+	OpSaveRoot Op = "saveroot"
 )
 
 // Fault is what happens to an operation.

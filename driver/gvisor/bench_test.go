@@ -6,6 +6,8 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -68,6 +71,116 @@ func BenchmarkLife(b *testing.B) {
 		slices.Sort(d)
 		b.ReportMetric(float64(d[len(d)/2].Microseconds())/1000, name+"-ms")
 	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkFork measures a copy of a running sandbox, small and with 300 MB of memory in use: how long the source stands still,
+// how long its snapshot takes, and the time from there until the first command in the copy is done; then the same restore
+// of an image that is on disk, as after a pause.
+func BenchmarkFork(b *testing.B) {
+	const large = "head -c 300000000 /dev/urandom >/dev/shm/fill"
+	type snapshot = func(context.Context, warren.SandboxID, string, bool) (driver.Image, error)
+	durable := func(e *env) snapshot { return e.d.Snapshot }
+	transient := func(e *env) snapshot { return e.d.SnapshotTransient }
+	for _, c := range []struct {
+		name, fill string
+		take       func(*env) snapshot
+		pool       int
+	}{
+		{"small", "true", durable, 0}, {"small-transient", "true", transient, 0}, {"small-pooled", "true", transient, 2},
+		{"300MB", large, durable, 0}, {"300MB-transient", large, transient, 0}, {"300MB-pooled", large, transient, 2},
+	} {
+		fill, take := c.fill, c.take
+		b.Run(c.name, func(b *testing.B) {
+			e := newEnv(b)
+			spec := e.spec()
+			spec.Limits.Memory = 2 << 30
+			id := e.create(spec)
+			e.run(id, fill)
+			took := make(map[string][]time.Duration)
+			if c.pool > 0 {
+				if err := e.d.Warm(context.Background(), spec, c.pool); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				e.ready(c.pool)
+				dir := b.TempDir()
+				t0 := time.Now()
+				if _, err := take(e)(context.Background(), id, dir, false); err != nil {
+					b.Fatal(err)
+				}
+				t1 := time.Now()
+				s := e.spec()
+				s.Limits.Memory = 2 << 30
+				if err := e.d.Restore(context.Background(), s, dir); err != nil {
+					b.Fatal(err)
+				}
+				t2 := time.Now()
+				e.run(s.ID, "true")
+				t3 := time.Now()
+				if err := e.d.Delete(context.Background(), s.ID); err != nil {
+					b.Fatal(err)
+				}
+				for what, d := range map[string]time.Duration{"snapshot": t1.Sub(t0), "restore": t2.Sub(t1), "resume": t3.Sub(t1), "fork": t3.Sub(t0)} {
+					took[what] = append(took[what], d)
+				}
+				os.RemoveAll(dir)
+			}
+			log, err := os.ReadFile(filepath.Join(e.state, "keeper.log"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			for _, m := range regexp.MustCompile(`msg=snapshot .* stood=(\S+)`).FindAllSubmatch(log, -1) {
+				if d, err := time.ParseDuration(string(m[1])); err == nil {
+					took["stood"] = append(took["stood"], d)
+				}
+			}
+			for what, d := range took {
+				slices.Sort(d)
+				b.ReportMetric(float64(d[len(d)/2].Microseconds())/1000, what+"-ms")
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// BenchmarkPool measures a start into an execution of the pool until the first command is done, beside one without, and what such
+// an execution costs: the proportional set sizes of its processes.
+func BenchmarkPool(b *testing.B) {
+	e := newEnv(b)
+	const n = 4
+	took := make(map[string][]time.Duration)
+	start := func(what string, spec *driver.Spec) {
+		t0 := time.Now()
+		e.create(spec)
+		e.run(spec.ID, "true")
+		took[what] = append(took[what], time.Since(t0))
+		if err := e.d.Delete(context.Background(), spec.ID); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := e.d.Warm(context.Background(), e.spec(), n); err != nil {
+		b.Fatal(err)
+	}
+	var pss int
+	for b.Loop() {
+		e.ready(n)
+		pss = 0
+		for _, pid := range tree(append(e.processes("pool-", "runsc-sandbox"), e.processes("pool-", "runsc-gofer")...)) {
+			pss += pssOf(pid)
+		}
+		start("pooled", e.spec())
+		e.ready(n)
+		cold := e.spec()
+		cold.Limits.PIDs++ // which fits none
+		start("cold", cold)
+	}
+	for what, d := range took {
+		slices.Sort(d)
+		b.ReportMetric(float64(d[len(d)/2].Microseconds())/1000, what+"-ms")
+	}
+	b.ReportMetric(float64(pss)/n/1024, "PSS-MiB/execution")
 	b.ReportMetric(0, "ns/op")
 }
 

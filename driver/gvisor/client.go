@@ -3,20 +3,12 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,11 +16,13 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+	"github.com/warren-sandbox/warren/internal/companion"
+	"github.com/warren-sandbox/warren/internal/message"
 )
 
 var (
 	// errNoKeeper says that no keeper answered at all: the call has not begun.
-	errNoKeeper = errors.New("no keeper answers")
+	errNoKeeper = companion.ErrNone
 	// errLost says that the keeper went away during a call.
 	errLost = fmt.Errorf("the keeper went away during the call: %w", warren.ErrUnavailable)
 )
@@ -71,7 +65,7 @@ func (d *Driver) isClosed() bool {
 // roundTrip sends a request to the keeper that is there and waits for the answer. When ctx ends it tells the keeper,
 // by closing its sending side, and waits for a moment for the answer that everything has been undone.
 func (d *Driver) roundTrip(ctx context.Context, req *protocol.Request, files ...*os.File) (*net.UnixConn, *protocol.Response, error) {
-	c, err := d.connect(ctx)
+	c, err := d.keeper.Connect(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -81,12 +75,13 @@ func (d *Driver) roundTrip(ctx context.Context, req *protocol.Request, files ...
 	}
 	got := make(chan answer, 1)
 	go func() {
-		if err := protocol.Write(c, req, files...); err != nil {
+		if err := message.Write(c, req, files...); err != nil {
 			got <- answer{err: err}
 			return
 		}
 		r := &protocol.Response{}
-		_, err := protocol.Read(c, r)
+		var err error
+		r.Files, err = message.Read(c, r)
 		got <- answer{r, err}
 	}()
 	var a answer
@@ -149,28 +144,6 @@ func decodeError(ctx context.Context, e *protocol.Error) error {
 	return fmt.Errorf("%s: %w", e.Message, sentinel)
 }
 
-// connect opens a connection to the keeper's socket, or returns errNoKeeper.
-func (d *Driver) connect(ctx context.Context) (*net.UnixConn, error) {
-	name := filepath.Join(d.opts.StateDir, protocol.Socket)
-	if len(name) > 100 { // of 107 that fit into an address
-		dir, err := unix.Open(d.opts.StateDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return nil, err
-		}
-		defer unix.Close(dir)
-		name = fmt.Sprintf("/proc/self/fd/%d/%s", dir, protocol.Socket)
-	}
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", name)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
-			return nil, errNoKeeper
-		}
-		return nil, err
-	}
-	return c.(*net.UnixConn), nil
-}
-
 // ensure makes a keeper of our build answer, and holds a connection to it. With replace it also ends one of another
 // build; sandboxes go on, and the new keeper takes them over.
 func (d *Driver) ensure(ctx context.Context, replace bool) error {
@@ -180,17 +153,14 @@ func (d *Driver) ensure(ctx context.Context, replace bool) error {
 		return fmt.Errorf("the driver is closed: %w", warren.ErrUnavailable)
 	}
 	// One at a time, also among processes.
-	lock, err := os.OpenFile(filepath.Join(d.opts.StateDir, protocol.LockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := d.keeper.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := flock(ctx, lock); err != nil {
-		return err
-	}
 	c, r, err := d.roundTrip(ctx, &protocol.Request{Op: protocol.OpAttach})
 	if err == nil && replace {
-		build, berr := buildID(d.opts.RuntimePath)
+		build, berr := companion.BuildID(d.opts.RuntimePath)
 		if berr != nil {
 			c.Close()
 			return berr
@@ -198,7 +168,7 @@ func (d *Driver) ensure(ctx context.Context, replace bool) error {
 		if r.Version != protocol.Version || r.Build != build {
 			d.log.Info("replace the keeper, which is of another build", "pid", r.PID)
 			c.Close()
-			gone, err := d.goneFunc()
+			gone, err := d.keeper.Gone()
 			if err != nil {
 				return err
 			}
@@ -212,7 +182,7 @@ func (d *Driver) ensure(ctx context.Context, replace bool) error {
 		}
 	}
 	if c == nil && (err == nil || errors.Is(err, errNoKeeper)) {
-		if err = d.start(ctx); err == nil {
+		if err = d.keeper.Start(ctx); err == nil {
 			c, _, err = d.roundTrip(ctx, &protocol.Request{Op: protocol.OpAttach})
 		}
 	}
@@ -224,108 +194,4 @@ func (d *Driver) ensure(ctx context.Context, replace bool) error {
 	}
 	d.held = c
 	return nil
-}
-
-func flock(ctx context.Context, f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-// maxLog is how large a keeper's log may be before the next keeper begins a new one.
-const maxLog = 8 << 20
-
-// start runs a keeper in a session of its own and waits until it serves.
-func (d *Driver) start(ctx context.Context) error {
-	name := filepath.Join(d.opts.StateDir, protocol.LogFile)
-	if fi, err := os.Stat(name); err == nil && fi.Size() > maxLog {
-		if err := os.Rename(name, name+".old"); err != nil {
-			return err
-		}
-	}
-	log, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	ready, told, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer ready.Close()
-	cmd := exec.Command(d.opts.RuntimePath, "keeper", "-state", d.opts.StateDir, "-idle", d.opts.KeeperIdle.String())
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{told}
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	told.Close()
-	if err != nil {
-		return fmt.Errorf("start the keeper: %w", err)
-	}
-	go cmd.Wait() // it is reaped when it ends before us
-	var line []byte
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		line, _ = io.ReadAll(io.LimitReader(ready, 4096))
-	}()
-	select {
-	case <-read:
-	case <-ctx.Done():
-		cmd.Process.Kill()
-		return ctx.Err()
-	}
-	if msg := string(bytes.TrimSpace(line)); msg != "ok" {
-		if msg == "" {
-			msg = "it ended at once; its log has more"
-		}
-		return fmt.Errorf("start the keeper: %s", msg)
-	}
-	d.log.Info("started the keeper", "pid", cmd.Process.Pid)
-	return nil
-}
-
-// goneFunc returns a function that waits until the keeper of this moment has let go of the state directory, which it does
-// when it has ended.
-func (d *Driver) goneFunc() (func(context.Context) error, error) {
-	f, err := os.OpenFile(filepath.Join(d.opts.StateDir, protocol.PIDFile), os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return func(context.Context) error { return nil }, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
-		defer f.Close()
-		return flock(ctx, f)
-	}, nil
-}
-
-// buildID is keeper.BuildID; that package links gVisor.
-func buildID(path string) (string, error) {
-	f, err := elf.Open(path)
-	if err != nil {
-		return "", fmt.Errorf("read the build id of %s: %w", filepath.Base(path), err)
-	}
-	defer f.Close()
-	s := f.Section(".note.go.buildid")
-	if s == nil {
-		return "", fmt.Errorf("%s has no Go build id", filepath.Base(path))
-	}
-	b, err := s.Data()
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:16]), nil
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+	"github.com/warren-sandbox/warren/internal/companion"
+	"github.com/warren-sandbox/warren/internal/message"
 )
 
 // Options of a driver.
@@ -35,17 +37,34 @@ type Options struct {
 	GuestPath string
 	// KeeperIdle is how long a keeper stays with no sandbox and no driver; 0 means 30 seconds.
 	KeeperIdle time.Duration
+	// ImageKey, of ImageKeySize bytes, encrypts the images that are written from now on, and is needed to restore them. Nil
+	// leaves images as they are. Each has a key of its own, which is derived from this one.
+	ImageKey []byte
+	// CompressImages is CompressAlways or CompressNever; "" compresses images of up to 8 MiB, which takes next to no time.
+	// Images for copies of a running sandbox are not compressed.
+	CompressImages string
 	// Debug makes gVisor write its debug log into each sandbox's directory. It is slow.
 	Debug bool
 	// Logger gets what no caller is told; nil means none.
 	Logger *slog.Logger
 }
 
+// ImageKeySize is the length of Options.ImageKey.
+const ImageKeySize = protocol.KeySize
+
+// The values of Options.CompressImages.
+const (
+	CompressAlways = protocol.CompressAlways
+	CompressNever  = protocol.CompressNever
+)
+
 // Driver is the gVisor driver. It implements [driver.Driver], [driver.Describer], [driver.Watcher],
-// [driver.Statser], [driver.Snapshotter] and [driver.Checker].
+// [driver.Statser], [driver.Snapshotter], [driver.Copier],
+// [driver.RootSaver], [driver.Pooler], [driver.Carder] and [driver.Checker].
 type Driver struct {
-	opts Options
-	log  *slog.Logger
+	opts   Options
+	log    *slog.Logger
+	keeper companion.Process
 
 	mu     sync.Mutex
 	held   *net.UnixConn // says to the keeper that a client is there
@@ -59,6 +78,10 @@ var (
 	_ driver.Watcher     = (*Driver)(nil)
 	_ driver.Statser     = (*Driver)(nil)
 	_ driver.Snapshotter = (*Driver)(nil)
+	_ driver.Copier      = (*Driver)(nil)
+	_ driver.RootSaver   = (*Driver)(nil)
+	_ driver.Pooler      = (*Driver)(nil)
+	_ driver.Carder      = (*Driver)(nil)
 	_ driver.Checker     = (*Driver)(nil)
 )
 
@@ -78,6 +101,12 @@ func New(opts Options) (*Driver, error) {
 	if os.Geteuid() != 0 {
 		return nil, fmt.Errorf("gvisor driver: must run as root, to make mounts and user namespaces: %w", errors.ErrUnsupported)
 	}
+	if n := len(opts.ImageKey); n != 0 && n != ImageKeySize {
+		return nil, fmt.Errorf("gvisor driver: ImageKey has %d bytes, want %d: %w", n, ImageKeySize, warren.ErrInvalid)
+	}
+	if c := opts.CompressImages; c != "" && c != CompressAlways && c != CompressNever {
+		return nil, fmt.Errorf("gvisor driver: CompressImages is %q, want %q, %q or nothing: %w", c, CompressAlways, CompressNever, warren.ErrInvalid)
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -87,7 +116,10 @@ func New(opts Options) (*Driver, error) {
 	if err := os.MkdirAll(opts.StateDir, 0o700); err != nil {
 		return nil, err
 	}
-	d := &Driver{opts: opts, log: opts.Logger, done: make(chan struct{})}
+	d := &Driver{opts: opts, log: opts.Logger, done: make(chan struct{}), keeper: companion.Process{
+		Name: protocol.Name, Dir: opts.StateDir, Path: opts.RuntimePath, Log: opts.Logger,
+		Args: []string{"keeper", "-state", opts.StateDir, "-idle", opts.KeeperIdle.String()},
+	}}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := d.ensure(ctx, true); err != nil {
@@ -112,17 +144,7 @@ func (d *Driver) create(ctx context.Context, spec *driver.Spec, image *os.File) 
 		return fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	// The context's end is sent to the keeper, which then undoes what it has done before it answers.
-	msg, files, err := d.encode(spec)
-	defer closeFiles(files)
-	if err != nil {
-		return fmt.Errorf("create sandbox %s: %w", spec.ID, err)
-	}
-	sent := files
-	if image != nil {
-		at := len(files)
-		msg.Image, sent = &at, append(slices.Clip(files), image)
-	}
-	_, err = d.call(ctx, &protocol.Request{Op: protocol.OpCreate, Spec: msg}, sent...)
+	err := d.send(ctx, protocol.OpCreate, spec, image)
 	if errors.Is(err, errLost) {
 		// The keeper died in the middle. The next one undoes what it finds half made; make sure of it.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
@@ -135,6 +157,26 @@ func (d *Driver) create(ctx context.Context, spec *driver.Spec, image *os.File) 
 		return fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	return nil
+}
+
+// send asks the keeper something about a spec, and the image that goes with it, if any.
+func (d *Driver) send(ctx context.Context, op string, spec *driver.Spec, image *os.File) error {
+	msg, files, err := d.encode(spec)
+	defer closeFiles(files)
+	if err != nil {
+		return err
+	}
+	sent := files
+	if image != nil {
+		at := len(files)
+		msg.Image, sent = &at, append(slices.Clip(files), image)
+	}
+	req := &protocol.Request{Op: op, Spec: msg}
+	if image != nil {
+		req.Packing = d.packing()
+	}
+	_, err = d.call(ctx, req, sent...)
+	return err
 }
 
 // CheckOptions refuses every option, before anything is made for a sandbox: this driver has none yet.
@@ -235,7 +277,7 @@ func (d *Driver) encode(spec *driver.Spec) (*protocol.Spec, []*os.File, error) {
 		Limits: protocol.Limits{CPUMillis: spec.Limits.CPUMillis, Memory: spec.Limits.Memory, Disk: spec.Limits.Disk, PIDs: spec.Limits.PIDs},
 	}
 	var err error
-	if m.GuestBuild, err = buildID(d.opts.GuestPath); err != nil {
+	if m.GuestBuild, err = companion.BuildID(d.opts.GuestPath); err != nil {
 		return nil, files, fmt.Errorf("the guest binary: %w", err)
 	}
 	if m.Guest, err = clone(unix.AT_FDCWD, d.opts.GuestPath, 0); err != nil {
@@ -282,8 +324,18 @@ func (d *Driver) encode(spec *driver.Spec) (*protocol.Spec, []*os.File, error) {
 			IDBase: mt.Owner.IDBase, User: mt.Owner.User, UID: mt.Owner.UID, GID: mt.Owner.GID,
 		})
 	}
-	if len(files) > protocol.MaxFiles {
-		return nil, files, fmt.Errorf("image and mounts together need %d descriptors, of which %d fit: %w", len(files), protocol.MaxFiles, warren.ErrInvalid)
+	if c := spec.Card; c != nil {
+		m.Card = &protocol.Card{Inside: len(files), Outside: len(files) + 1, MTU: c.MTU, Addrs: c.Addrs, DNS: c.DNS}
+		for _, f := range []*os.File{c.Inside, c.Outside} {
+			fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return nil, files, fmt.Errorf("the network card: %w", err)
+			}
+			files = append(files, os.NewFile(uintptr(fd), "card"))
+		}
+	}
+	if len(files) > message.MaxFiles {
+		return nil, files, fmt.Errorf("image and mounts together need %d descriptors, of which %d fit: %w", len(files), message.MaxFiles, warren.ErrInvalid)
 	}
 	return m, files, nil
 }
@@ -342,6 +394,28 @@ func (d *Driver) Stats(ctx context.Context, id warren.SandboxID) (driver.Stats, 
 	return driver.Stats{CPUTime: s.CPUTime, Memory: s.Memory, Disk: s.Disk, PIDs: s.PIDs}, nil
 }
 
+// Card returns the outer end of a sandbox's card, see [driver.Carder].
+func (d *Driver) Card(ctx context.Context, id warren.SandboxID) (*os.File, error) {
+	c, r, err := d.open(ctx, &protocol.Request{Op: protocol.OpCard, ID: string(id)})
+	if err != nil {
+		return nil, fmt.Errorf("card of sandbox %s: %w", id, err)
+	}
+	c.Close()
+	if len(r.Files) != 1 {
+		closeFiles(r.Files)
+		return nil, fmt.Errorf("card of sandbox %s: the keeper sent %d descriptors", id, len(r.Files))
+	}
+	return r.Files[0], nil
+}
+
+// KeepCard gives the keeper a copy of the outer end of a sandbox's card, see [driver.Carder].
+func (d *Driver) KeepCard(ctx context.Context, id warren.SandboxID, outside *os.File) error {
+	if _, err := d.call(ctx, &protocol.Request{Op: protocol.OpKeepCard, ID: string(id)}, outside); err != nil {
+		return fmt.Errorf("card of sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
 // Close lets go of the keeper. Sandboxes and keeper go on; a keeper without sandboxes ends by itself.
 func (d *Driver) Close() error {
 	d.mu.Lock()
@@ -361,7 +435,7 @@ func (d *Driver) Close() error {
 // Shutdown ends a keeper that has no sandbox, at once, and closes the driver. While there are sandboxes it returns
 // [warren.ErrState] and changes nothing.
 func (d *Driver) Shutdown(ctx context.Context) error {
-	gone, err := d.goneFunc()
+	gone, err := d.keeper.Gone()
 	if err != nil {
 		return err
 	}

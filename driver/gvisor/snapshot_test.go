@@ -3,10 +3,13 @@
 package gvisor_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -54,6 +58,97 @@ func TestSnapshotAfterKeepers(t *testing.T) {
 	e.do(id, "GET", "/health", "", 204)
 }
 
+// TestChannelComesBack restores a sandbox whose keeper had been killed, so that its guest had seen both of its descriptors to
+// the host end: they carry its channel again, and a snapshot does not end what goes over that.
+func TestChannelComesBack(t *testing.T) {
+	e := newGuestEnv(t)
+	spec := e.spec()
+	id := e.create(spec)
+	e.do(id, "GET", "/health", "", 204)
+	e.killKeeper()
+	e.do(id, "GET", "/health", "", 204)
+	dir := t.TempDir()
+	if _, err := e.d.Snapshot(t.Context(), id, dir, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.d.Delete(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.d.Restore(t.Context(), spec, dir); err != nil {
+		t.Fatal(err)
+	}
+	silent, err := e.d.Dial(t.Context(), id, warren.GuestPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if _, err := e.d.Snapshot(t.Context(), id, t.TempDir(), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(silent, "GET /health HTTP/1.0\r\n\r\n"); err != nil {
+		t.Error(err)
+	}
+	if answer, err := io.ReadAll(silent); !strings.Contains(string(answer), " 204 ") {
+		t.Errorf("after a snapshot of the restored sandbox: %q, %v", answer, err)
+	}
+}
+
+// TestTransient copies a sandbox by an image that need not last, and refuses that image when its keeper has gone, unless it was
+// sealed before; then no byte of it may change.
+func TestTransient(t *testing.T) {
+	e := newEnv(t)
+	id := e.create(e.spec())
+	e.run(id, "echo kept >/var/file")
+	dir := t.TempDir()
+	img, err := e.d.SnapshotTransient(t.Context(), id, dir, true)
+	if err != nil || img.Size == 0 {
+		t.Fatalf("%+v, %v", img, err)
+	}
+	if err := e.d.Thaw(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s := e.spec()
+		if err := e.d.Restore(t.Context(), s, dir); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.run(s.ID, "cat /var/file"); got != "kept" {
+			t.Errorf("the copy has %q", got)
+		}
+	}
+	sealed := t.TempDir()
+	if _, err := e.d.SnapshotTransient(t.Context(), id, sealed, false); err != nil {
+		t.Fatal(err)
+	}
+	if img, err := e.d.Seal(t.Context(), sealed); err != nil || img.Size == 0 {
+		t.Fatalf("%+v, %v", img, err)
+	}
+	if _, err := e.d.Seal(t.Context(), sealed); !errors.Is(err, driver.ErrImage) {
+		t.Errorf("sealed again: %v, want ErrImage", err)
+	}
+	e.run(id, "true")
+	e.killKeeper()
+	e.run(id, "true") // with the next one
+	late := e.spec()
+	if err := e.d.Restore(t.Context(), late, sealed); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.run(late.ID, "cat /var/file"); got != "kept" {
+		t.Errorf("of the sealed image the copy has %q", got)
+	}
+	flip(t, sealed)
+	if err := e.d.Restore(t.Context(), e.spec(), sealed); !errors.Is(err, driver.ErrImage) {
+		t.Errorf("damaged after it was sealed: %v, want ErrImage", err)
+	}
+	if _, err := e.d.Seal(t.Context(), dir); !errors.Is(err, driver.ErrImage) {
+		t.Errorf("seal the image of a keeper that has gone: %v, want ErrImage", err)
+	}
+	s := e.spec()
+	if err := e.d.Restore(t.Context(), s, dir); !errors.Is(err, driver.ErrImage) {
+		t.Errorf("with the next keeper: %v, want ErrImage", err)
+	}
+}
+
 // TestKeeperKilledFrozen thaws, with a new keeper, a sandbox that stood still under the last one.
 func TestKeeperKilledFrozen(t *testing.T) {
 	e := newGuestEnv(t)
@@ -91,7 +186,7 @@ func TestSnapshotDiskFull(t *testing.T) {
 	})
 	for _, freeze := range []bool{true, false} {
 		_, err := e.d.Snapshot(t.Context(), id, dir, freeze)
-		if err == nil || !strings.Contains(err.Error(), "disk") {
+		if !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "disk") {
 			t.Errorf("snapshot onto a full disk: %v", err)
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -143,5 +238,32 @@ func TestKeeperKilledInSnapshot(t *testing.T) {
 	t.Logf("%d of 10 snapshots were whole", whole)
 	if _, err := e.d.Snapshot(t.Context(), id, t.TempDir(), false); err != nil {
 		t.Errorf("snapshot after all of that: %v", err)
+	}
+}
+
+// flip changes one bit in the largest file of an image.
+func flip(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	largest := slices.MaxFunc(entries, func(a, b os.DirEntry) int {
+		x, _ := a.Info()
+		y, _ := b.Info()
+		return cmp.Compare(x.Size(), y.Size())
+	})
+	f, err := os.OpenFile(filepath.Join(dir, largest.Name()), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], 1000); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b[:], 1000); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 	"github.com/warren-sandbox/warren/driver/internal/deaths"
+	"github.com/warren-sandbox/warren/internal/message"
 )
 
 // Watch reports deaths, see [driver.Watcher]. It goes on across keepers: a new one first tells who is dead, so what
@@ -30,7 +31,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan driver.Status, error) {
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			for {
 				var r protocol.Response
-				if _, err := protocol.Read(c, &r); err != nil {
+				if _, err := message.Read(c, &r); err != nil {
 					break
 				}
 				report(ctx, news, r.Statuses)

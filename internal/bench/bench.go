@@ -30,8 +30,14 @@ type Options struct {
 	Image string
 	// Rounds is how often each way to start is measured; 0 means 20. IO repeats each workload a fifth as often.
 	Rounds int
+	// Quick does a fraction of the work in each round, to see that all of it works: its figures are of little worth.
+	Quick bool
 	// Idle are the numbers of idle sandboxes at which memory is measured; nil means 1, 50 and 100.
 	Idle []int
+	// Loads are what the sandboxes of State hold, of those that [Loads] names; empty means all.
+	Loads []string
+	// Forks are the numbers of children in State; nil means 1, 3 and 10.
+	Forks []int
 	// Dir is where native work is done; it should be on the server's disk. Empty means the own daemon's data
 	// directory, or the directory for temporary files.
 	Dir string

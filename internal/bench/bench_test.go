@@ -16,9 +16,9 @@ import (
 func options(t *testing.T) bench.Options {
 	t.Helper()
 	testenv.NeedsRoot(t)
-	o := bench.Options{Program: testenv.NeedsBinaries(t).Warren, Rounds: 2, Idle: []int{1, 3}}
+	o := bench.Options{Program: testenv.NeedsBinaries(t).Warren, Rounds: 2, Quick: true, Idle: []int{1, 3}}
 	if n, err := strconv.Atoi(os.Getenv("WARREN_BENCH_ROUNDS")); err == nil {
-		o.Rounds, o.Idle = n, nil
+		o.Rounds, o.Idle, o.Quick = n, nil, false
 	}
 	return o
 }
@@ -64,10 +64,14 @@ func TestStart(t *testing.T) {
 
 func TestIO(t *testing.T) {
 	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error { return bench.IO(ctx, o, w) },
-		"create 6,000 files", "stat walk", "rm -rf", "target:")
+		"create ", "stat walk", "rm -rf", "target:")
 }
 
 func TestState(t *testing.T) {
-	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error { return bench.State(ctx, o, w) },
-		"idle", "300 MB of memory", "on disk")
+	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error {
+		if o.Quick {
+			o.Loads, o.Forks = []string{"idle", "memory", "agent", "node", "template"}, []int{1, 2}
+		}
+		return bench.State(ctx, o, w)
+	}, "idle", "300 MB of memory", "on disk", "idle agent", "pause seen inside", "fork of 2", "running dev server", "create to first HTTP reply", "target:")
 }

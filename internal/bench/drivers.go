@@ -27,7 +27,12 @@ type variant struct {
 }
 
 // idleCount is how many idle sandboxes of each driver are measured.
-const idleCount = 3
+func (o Options) idleCount() int {
+	if o.Quick {
+		return 1
+	}
+	return 3
+}
 
 // Drivers sets the server's drivers side by side: create to first command, round trip, many small files in the workspace,
 // memory of an idle sandbox as its driver counts it, and whose kernel its programs call. Each of names is a driver, or
@@ -48,7 +53,7 @@ func Drivers(ctx context.Context, o Options, names []string, w io.Writer) (err e
 	}
 	defer os.RemoveAll(native)
 	source := filepath.Join(native, "source")
-	if err := writeSource(source); err != nil {
+	if err := writeSource(source, s.sizes()); err != nil {
 		return err
 	}
 	references, absent := s.references(ctx)
@@ -154,20 +159,20 @@ func (s *session) inside(ctx context.Context, v *variant, source string, outside
 			err = errors.Join(err, remove(ctx, sb))
 		}
 	}()
-	for range idleCount {
+	for range s.idleCount() {
 		sb, err := s.sandboxOf(ctx, v.spec)
 		if err != nil {
 			return err
 		}
 		idle = append(idle, sb)
 	}
-	settled()
+	s.settled()
 	for _, sb := range idle {
 		st, err := sb.Stats(ctx)
 		if err != nil {
 			return err
 		}
-		v.memory += st.Memory / idleCount
+		v.memory += st.Memory / int64(len(idle))
 	}
 	sb := idle[0]
 	for range 5 * s.rounds() {
@@ -194,25 +199,27 @@ func (s *session) inside(ctx context.Context, v *variant, source string, outside
 		return err
 	}
 	work := &place{sh: sandboxShell(sb, "/workspace/warren-bench", inSandbox)}
+	create := s.sizes().createFiles()
 	for round := range max(1, s.rounds()/5) {
-		d, err := work.time(ctx, round, workloads[0])
+		d, err := work.time(ctx, round, create)
 		if err != nil {
 			return err
 		}
 		v.files = append(v.files, d)
-		if d, err = outside.time(ctx, len(outside.times[workloads[0].name]), workloads[0]); err != nil {
+		if d, err = outside.time(ctx, len(outside.times[create.name]), create); err != nil {
 			return err
 		}
-		outside.add(workloads[0].name, d)
+		outside.add(create.name, d)
 	}
 	return nil
 }
 
 func (s *session) reportDrivers(w io.Writer, variants []*variant, references []*way, absent []string, outside *place) {
-	base := outside.times[workloads[0].name].median()
+	create := s.sizes().createFiles().name
+	base := outside.times[create].median()
 	fmt.Fprintf(w, "Drivers side by side (medians; %d starts each, taking turns)\n", s.rounds())
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(tw, "\tfirst command\tp95\tround trip\t%s\tidle memory\tkernel\t\n", workloads[0].name)
+	fmt.Fprintf(tw, "\tfirst command\tp95\tround trip\t%s\tidle memory\tkernel\t\n", create)
 	for _, v := range variants {
 		if v.absent != "" {
 			absent = append(absent, v.name+" ("+v.absent+")")

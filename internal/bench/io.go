@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -31,18 +30,49 @@ type workload struct {
 	needs string
 }
 
+// sizes are how much a workload has to do.
+type sizes struct {
+	// files are in one tree, packages of ten files in the other.
+	files, packages int
+	// program is what is built: as a library without imports in a moment, as a program with the standard library below it.
+	program string
+}
+
+func (o Options) sizes() sizes {
+	if o.Quick {
+		return sizes{files: 300, packages: 20, program: "package program\n\n// One is 1.\nfunc One() int { return 1 }\n"}
+	}
+	return sizes{files: 6000, packages: 400,
+		program: "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n\t\"strings\"\n)\n\nfunc main() { fmt.Println(strings.ToUpper(strings.Join(os.Args, \" \"))) }\n"}
+}
+
+// thousands writes 6000 as "6,000".
+func thousands(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
+}
+
+// createFiles makes many small files.
+func (z sizes) createFiles() workload {
+	return workload{name: "create " + thousands(z.files) + " files of 3 KB", run: `mkdir tree && tar xf "$SRC/tree.tar" --no-same-owner -m -C tree`}
+}
+
 // workloads run in this order, each round in a directory of its own; $SRC holds tree.tar, modules.tar and the module to
 // build. Nothing is removed before all rounds are done: an ext4 without a journal does not use an inode again for minutes
 // after a file was removed, and looks at all of those for each file that is made.
-var workloads = []workload{
-	{name: "create 6,000 files of 3 KB", run: `mkdir tree && tar xf "$SRC/tree.tar" --no-same-owner -m -C tree`},
-	{name: "stat walk of them", run: `find tree -type f -size +1k | wc -l`},
-	{name: "read them", run: `tar cf - tree | wc -c`},
-	{name: "git add and commit", needs: "git", run: `cd tree && git init -q -b main . && git add . && git -c user.name=b -c user.email=b@b commit -q -m b`},
-	{name: "git status", needs: "git", run: `cd tree && git status --short`},
-	{name: "git clone --local", needs: "git", run: `git clone -q --local --no-hardlinks tree clone`},
-	{name: "npm-like tree, 4,000 files", run: `mkdir app && tar xf "$SRC/modules.tar" --no-same-owner -m -C app`},
-	{name: "go build, cold cache", needs: "go", run: `cp -r "$SRC/module" module && cd module && GOCACHE="$PWD/cache" GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=0 go build -o program .`},
+func (z sizes) workloads() []workload {
+	return []workload{
+		z.createFiles(),
+		{name: "stat walk of them", run: `find tree -type f -size +1k | wc -l`},
+		{name: "read them", run: `tar cf - tree | wc -c`},
+		{name: "git add and commit", needs: "git", run: `cd tree && git init -q -b main . && git add . && git -c user.name=b -c user.email=b@b commit -q -m b`},
+		{name: "git status", needs: "git", run: `cd tree && git status --short`},
+		{name: "git clone --local", needs: "git", run: `git clone -q --local --no-hardlinks tree clone`},
+		{name: "npm-like tree, " + thousands(10*z.packages) + " files", run: `mkdir app && tar xf "$SRC/modules.tar" --no-same-owner -m -C app`},
+		{name: "go build, cold cache", needs: "go", run: `cp -r "$SRC/module" module && cd module && GOCACHE="$PWD/cache" GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=0 go build -o program .`},
+	}
 }
 
 var removal = workload{name: "rm -rf of all that", run: `rm -rf tree clone app module`}
@@ -67,7 +97,8 @@ func IO(ctx context.Context, o Options, w io.Writer) (err error) {
 	defer func() { err = errors.Join(err, remove(ctx, sb)) }()
 	const inSandbox = "/tmp/warren-bench"
 	source := filepath.Join(native, "source")
-	if err := writeSource(source); err != nil {
+	z := s.sizes()
+	if err := writeSource(source, z); err != nil {
 		return err
 	}
 	if err := upload(ctx, sb, source, inSandbox); err != nil {
@@ -98,7 +129,7 @@ func IO(ctx context.Context, o Options, w io.Writer) (err error) {
 		return nil
 	}
 	for round := range rounds {
-		for _, l := range workloads {
+		for _, l := range z.workloads() {
 			if err := measure(round, l); err != nil {
 				return err
 			}
@@ -117,7 +148,7 @@ func (o Options) report(w io.Writer, places []*place, rounds int, left map[strin
 	fmt.Fprintf(w, "Files: the same work outside and inside, median of %d runs that take turns\n", rounds)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "\tnative\tworkspace\t\troot overlay\t\t")
-	for _, l := range append(slices.Clone(workloads), removal) {
+	for _, l := range append(o.sizes().workloads(), removal) {
 		if left[l.name] != "" {
 			continue
 		}
@@ -137,7 +168,7 @@ func (o Options) report(w io.Writer, places []*place, rounds int, left map[strin
 		fmt.Fprintf(w, "  not measured: %s (%s)\n", name, why)
 		o.record(Row{Benchmark: "files", Name: name, Absent: why})
 	}
-	create := workloads[0].name
+	create := o.sizes().createFiles().name
 	ratio := float64(places[1].times[create].median()) / float64(places[0].times[create].median())
 	o.verdict(w, "files", "making small files in the workspace", ratio <= targetCreate, fmt.Sprintf("%.1fx native", targetCreate))
 }
@@ -208,17 +239,17 @@ func output(out []byte, err error) (string, error) {
 }
 
 // writeSource makes what the workloads start from.
-func writeSource(dir string) error {
+func writeSource(dir string, z sizes) error {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	if err := os.MkdirAll(filepath.Join(dir, "module"), 0o755); err != nil {
 		return err
 	}
 	tree := map[string]int{}
-	for i := range 6000 {
+	for i := range z.files {
 		tree[fmt.Sprintf("d%02d/s%d/file%d.txt", i%60, i%7, i)] = 3 << 10
 	}
 	modules := map[string]int{}
-	for i := range 400 {
+	for i := range z.packages {
 		base := fmt.Sprintf("node_modules/package-%d/", i)
 		if i%5 == 0 {
 			base = fmt.Sprintf("node_modules/package-%d/node_modules/inner-%d/", i-1, i)
@@ -238,7 +269,7 @@ func writeSource(dir string) error {
 	}
 	for name, text := range map[string]string{
 		"module/go.mod":  "module example.test/program\n\ngo 1.21\n",
-		"module/main.go": "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n\t\"strings\"\n)\n\nfunc main() { fmt.Println(strings.ToUpper(strings.Join(os.Args, \" \"))) }\n",
+		"module/main.go": z.program,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return err

@@ -280,7 +280,10 @@ func (s *session) roundTrips(ctx context.Context, w io.Writer) error {
 }
 
 func (s *session) throughput(ctx context.Context, w io.Writer) error {
-	const n = 24
+	n := 24
+	if s.Quick {
+		n = 4
+	}
 	fmt.Fprintf(w, "Throughput: %d creates with their first command\n", n)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "at once\tper second\tmedian\tp95\t")
@@ -324,9 +327,9 @@ func (s *session) throughput(ctx context.Context, w io.Writer) error {
 		if err := errors.Join(errs...); err != nil {
 			return err
 		}
-		fmt.Fprintf(tw, "%d\t%.1f\t%s\t%s\t\n", workers, n/took.Seconds(), ms(times.median()), ms(times.at(0.95)))
+		fmt.Fprintf(tw, "%d\t%.1f\t%s\t%s\t\n", workers, float64(n)/took.Seconds(), ms(times.median()), ms(times.at(0.95)))
 		v := times.values()
-		v["perSecond"] = n / took.Seconds()
+		v["perSecond"] = float64(n) / took.Seconds()
 		s.record(Row{Benchmark: "throughput", Name: strconv.Itoa(workers) + " at once", Values: v})
 	}
 	return tw.Flush()
@@ -346,7 +349,11 @@ func (s *session) idleMemory(ctx context.Context, w io.Writer) (err error) {
 	fmt.Fprintln(w, "Memory of idle sandboxes, each")
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "sandboxes\tPSS\tMemAvailable\tprocesses\t")
-	before := settled()
+	before := s.settled()
+	poolPSS, poolProcesses, err := runtimes()
+	if err != nil {
+		return err
+	}
 	last := int64(0)
 	for _, n := range steps {
 		for len(idle) < n {
@@ -356,19 +363,12 @@ func (s *session) idleMemory(ctx context.Context, w io.Writer) (err error) {
 			}
 			idle = append(idle, sb)
 		}
-		available := settled()
-		var pss int64
-		processes := 0
-		for _, sb := range idle {
-			pids, err := hostproc.Naming(string(sb.ID))
-			if err != nil {
-				return err
-			}
-			for _, pid := range pids {
-				pss += hostproc.PSS(pid)
-			}
-			processes += len(pids)
+		available := s.settled()
+		pss, processes, err := runtimes()
+		if err != nil {
+			return err
 		}
+		pss, processes = pss-poolPSS, processes-poolProcesses
 		last = (before - available) / int64(n)
 		fmt.Fprintf(tw, "%d\t%s\t%s\t%s\t\n", n, mib(pss/int64(n)), mib(last), strconv.FormatFloat(float64(processes)/float64(n), 'f', 1, 64))
 		s.record(Row{Benchmark: "idle memory", Name: strconv.Itoa(n) + " sandboxes", Values: map[string]float64{
@@ -380,14 +380,32 @@ func (s *session) idleMemory(ctx context.Context, w io.Writer) (err error) {
 	return nil
 }
 
-// settled returns the memory that is available once it stands still, or after ten seconds.
-func settled() int64 {
-	last := hostproc.MemAvailable()
-	for range 20 {
+// runtimes measures all processes of the runtime. A sandbox from the pool has not its own name on its command line, so what
+// sandboxes take is what these take more than before.
+func runtimes() (pss int64, processes int, err error) {
+	pids, err := hostproc.Naming("warren-runtime")
+	for _, pid := range pids {
+		pss += hostproc.PSS(pid)
+	}
+	return pss, len(pids), err
+}
+
+// settled returns the memory that is available once it has stood still for 1.5 seconds, so that the pool is full, or after ten.
+// A quick run waits for half a second.
+func (o Options) settled() int64 {
+	last, still, most := hostproc.MemAvailable(), 0, 20
+	if o.Quick {
+		most = 1
+	}
+	for range most {
 		time.Sleep(500 * time.Millisecond)
 		now := hostproc.MemAvailable()
 		if d := now - last; d < 1<<20 && d > -1<<20 {
-			return now
+			if still++; still == 3 {
+				return now
+			}
+		} else {
+			still = 0
 		}
 		last = now
 	}

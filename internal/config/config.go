@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -46,6 +47,16 @@ type Config struct {
 	Budgets Budgets
 	// IdleTimeout is for sandboxes that name none; 0 means none.
 	IdleTimeout time.Duration
+	// LowMemory and LowDisk are what has to stay free of the host's; 0 means 5%, but no more than 512 MiB and 1 GiB.
+	LowMemory, LowDisk Size
+	// Policy is for sandboxes that name none.
+	Policy string
+	// Gateway says how the gateway finds the world.
+	Gateway Gateway
+	// Snapshots says how memory images are written.
+	Snapshots Snapshots
+	// Pool is how many executions at most are kept ready.
+	Pool uint32
 	// LogLevel is debug, info, warn or error.
 	LogLevel string
 	// LogFormat is text or json; empty means text on a terminal and json elsewhere.
@@ -54,12 +65,28 @@ type Config struct {
 
 // Docker configures the docker driver.
 type Docker struct {
-	// Host is the engine's socket; empty means DOCKER_HOST, the current docker context, or the usual one.
+	// Host is the engine's address; empty means DOCKER_HOST, the current docker context, or the usual one.
 	Host string
 	// Runtime is for sandboxes that name none; empty means the engine's default.
 	Runtime string
 	// Accept names protections that the engine may lack.
 	Accept []string
+}
+
+// Gateway says how the gateway finds the world.
+type Gateway struct {
+	// Resolver is the address of the name server that it asks, HOST:PORT; empty means the host's.
+	Resolver string
+	// Roots is a file of certificates in PEM form that it trusts besides the host's, for connections that it inspects.
+	Roots string
+}
+
+// Snapshots says how memory images are written.
+type Snapshots struct {
+	// Key is a file with the key that they are encrypted with; empty leaves them in the clear.
+	Key string
+	// Compress is always, never, or empty: only small ones are.
+	Compress string
 }
 
 // Limits of one sandbox.
@@ -91,9 +118,13 @@ type Budgets struct {
 	Disk      Size
 }
 
+// pooled is what an execution that is kept ready takes, about.
+const pooled = 18 << 20
+
 // Default returns the settings of a host with this many processors and bytes of memory that is told nothing else.
 //
 // A sandbox gets two processors and 2 GiB, or less where the host has less, so that one sandbox never takes all of a small machine.
+// Executions that are kept ready take up to 1% of the memory.
 func Default(processors int, memory int64) Config {
 	limit := 2 * GiB
 	if half := Size(memory / 2); memory > 0 && half < limit {
@@ -108,6 +139,7 @@ func Default(processors int, memory int64) Config {
 			Disk:   10 * GiB,
 			PIDs:   1024,
 		},
+		Pool:     uint32(min(max(memory/100/pooled, 2), 4)),
 		LogLevel: "info",
 	}
 }
@@ -158,9 +190,9 @@ var settings = []setting{
 	}},
 	text("driver", "driver of sandboxes that name none", func(c *Config) *string { return &c.Driver }),
 	text("image", "image of sandboxes that name none", func(c *Config) *string { return &c.Image }),
-	text("docker.host", "socket of the docker driver's engine, instead of DOCKER_HOST or the current docker context", func(c *Config) *string { return &c.Docker.Host }),
+	text("docker.host", "docker's engine: unix://, ssh:// or tcp:// with TLS (DOCKER_HOST, else the docker context)", func(c *Config) *string { return &c.Docker.Host }),
 	text("docker.runtime", "the engine's runtime for sandboxes that name none, such as runsc", func(c *Config) *string { return &c.Docker.Runtime }),
-	list("docker.accept", "protections that the engine may lack: no-user-namespace, no-disk-limit", func(c *Config) *[]string { return &c.Docker.Accept }),
+	list("docker.accept", "protections that the engine may lack: no-user-namespace, no-disk-limit, copied-mounts", func(c *Config) *[]string { return &c.Docker.Accept }),
 	one("defaults.cpu", "processors of a sandbox", func(c *Config, v string) error { return c.Defaults.CPU.Set(v) }),
 	one("defaults.memory", "memory of a sandbox", func(c *Config, v string) error { return c.Defaults.Memory.Set(v) }),
 	one("defaults.disk", "bytes that a sandbox may write outside its workspace", func(c *Config, v string) error { return c.Defaults.Disk.Set(v) }),
@@ -175,7 +207,7 @@ var settings = []setting{
 	}),
 	one("budgets.memory", "memory of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Memory.Set(v) }),
 	one("budgets.disk", "disk of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Disk.Set(v) }),
-	one("idle_timeout", "remove sandboxes that name no time after this long without a call", func(c *Config, v string) error {
+	one("idle_timeout", "pause idle sandboxes that name no time; where that cannot be, remove them", func(c *Config, v string) error {
 		d, err := time.ParseDuration(v)
 		if err != nil || d < 0 {
 			return fmt.Errorf("%q: %w: want a duration such as 30m or 12h", v, warren.ErrInvalid)
@@ -183,6 +215,14 @@ var settings = []setting{
 		c.IdleTimeout = d
 		return nil
 	}),
+	one("low.memory", "pause idle sandboxes when the host has less memory (5%, at most 512MiB)", func(c *Config, v string) error { return c.LowMemory.Set(v) }),
+	one("low.disk", "make and pause no sandbox when the host has less disk (5%, at most 1GiB)", func(c *Config, v string) error { return c.LowDisk.Set(v) }),
+	text("policy", "what sandboxes that name no policy may reach", func(c *Config) *string { return &c.Policy }),
+	text("gateway.resolver", "name server that the gateway asks, HOST:PORT (the host's)", func(c *Config) *string { return &c.Gateway.Resolver }),
+	text("gateway.roots", "file of certificates that inspected connections trust besides the host's", func(c *Config) *string { return &c.Gateway.Roots }),
+	text("snapshots.key", "file with the key, 64 hex digits, that memory images are encrypted with", func(c *Config) *string { return &c.Snapshots.Key }),
+	text("snapshots.compress", "compress memory images: always or never (up to 8MiB)", func(c *Config) *string { return &c.Snapshots.Compress }),
+	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 4, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
 	text("log.level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	text("log.format", "text or json", func(c *Config) *string { return &c.LogFormat }),
 }
@@ -368,6 +408,22 @@ func (c *Config) validate() error {
 		return fmt.Errorf("defaults: %w: no limit may be 0", warren.ErrInvalid)
 	case c.Driver == "" || c.Image == "":
 		return fmt.Errorf("driver and image: %w: neither may be empty", warren.ErrInvalid)
+	}
+	if r := c.Gateway.Resolver; r != "" {
+		if a, err := netip.ParseAddrPort(r); err != nil || a.Port() == 0 {
+			return fmt.Errorf("gateway.resolver %q: %w: want the address of a name server with its port, such as 192.0.2.53:53", r, warren.ErrInvalid)
+		}
+	}
+	if f := c.Gateway.Roots; f != "" && !filepath.IsAbs(f) {
+		return fmt.Errorf("gateway.roots %q: %w: want an absolute path", f, warren.ErrInvalid)
+	}
+	if k := c.Snapshots.Key; k != "" && !filepath.IsAbs(k) {
+		return fmt.Errorf("snapshots.key %q: %w: want an absolute path: the server has another working directory than you", k, warren.ErrInvalid)
+	}
+	switch c.Snapshots.Compress {
+	case "", "always", "never":
+	default:
+		return fmt.Errorf("snapshots.compress %q: %w: want always, never, or nothing", c.Snapshots.Compress, warren.ErrInvalid)
 	}
 	switch c.LogLevel {
 	case "debug", "info", "warn", "error":

@@ -55,11 +55,11 @@ func TestParseCPUs(t *testing.T) {
 
 func TestDefaultFitsTheHost(t *testing.T) {
 	small, large := Default(1, int64(GiB)), Default(64, int64(256*GiB))
-	if small.Defaults.CPU != 1000 || small.Defaults.Memory != 512*MiB {
-		t.Errorf("on a small host: %+v", small.Defaults)
+	if small.Defaults.CPU != 1000 || small.Defaults.Memory != 512*MiB || small.Pool != 2 {
+		t.Errorf("on a small host: %+v, a pool of %d", small.Defaults, small.Pool)
 	}
-	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 {
-		t.Errorf("on a large host: %+v", large.Defaults)
+	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 || large.Pool != 4 {
+		t.Errorf("on a large host: %+v, a pool of %d", large.Defaults, large.Pool)
 	}
 }
 

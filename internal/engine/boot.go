@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,7 +29,11 @@ type bootRequest struct {
 	mounts []driver.Mount
 	// memory, when set, is the directory of an image to go on from.
 	memory string
-	step   func(ctx context.Context, name string, fn func(context.Context) error) error
+	// root, when set, is a layer to put over the root of an execution that boots.
+	root string
+	// event is what the guest is told of it, see guestInit.
+	event string
+	step  func(ctx context.Context, name string, fn func(context.Context) error) error
 }
 
 // boot makes the driver create the execution and tells its guest who it is.
@@ -42,6 +47,10 @@ func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 			return err
 		}
 		defer closeMounts(own)
+		if spec.Card, err = e.card(ctx, r); err != nil {
+			return err
+		}
+		defer closeCard(spec.Card)
 		create := d.Create
 		if r.memory != "" {
 			s, err := e.snapshotter(r.row.Driver)
@@ -54,6 +63,7 @@ func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 			e.metrics.driverError(r.row.Driver, "create")
 			return fmt.Errorf("driver %s: %w", r.row.Driver, err)
 		}
+		e.noteStart(r.row.Driver, spec, len(own))
 		return nil
 	}); err != nil {
 		return err
@@ -61,7 +71,14 @@ func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 	if err := fpCreateBooted.Hit(); err != nil {
 		return err
 	}
-	return r.step(ctx, "guest ready", func(ctx context.Context) error { return e.greet(ctx, r) })
+	return r.step(ctx, "guest ready", func(ctx context.Context) error {
+		if r.root != "" {
+			if err := e.applyRoot(ctx, r.row, r.root); err != nil {
+				return err
+			}
+		}
+		return e.greet(ctx, r)
+	})
 }
 
 // greet waits for the guest and tells it who it is.
@@ -73,9 +90,20 @@ func (e *Engine) greet(ctx context.Context, r bootRequest) error {
 		return fmt.Errorf("the guest does not answer: %w", err)
 	}
 	defer conn.Close()
+	if r.event == "" {
+		r.event = "start"
+		if r.memory != "" {
+			r.event = "resume"
+		}
+	}
 	in := guestInit{
 		AccessToken: r.row.AccessToken, EnvVars: map[string]string{}, DefaultUser: "user", DefaultWorkdir: filesTarget,
-		Hostname: hostname(r.row), MemoryLimit: r.row.Memory, SandboxID: r.row.ID, Timestamp: e.clock.Now().UTC(),
+		Hostname: hostname(r.row), MemoryLimit: r.row.Memory, SandboxID: r.row.ID, ParentID: r.row.SourceID, Timestamp: e.clock.Now().UTC(),
+		Event: r.event, Entropy: make([]byte, 32),
+	}
+	rand.Read(in.Entropy)
+	if e.inspects(r.spec.Policy) {
+		in.Authority = string(e.opts.Network.Authority())
 	}
 	maps.Copy(in.EnvVars, r.image.Config.Env)
 	maps.Copy(in.EnvVars, r.spec.Env)
@@ -113,7 +141,7 @@ func (e *Engine) driverSpec(r bootRequest) (_ *driver.Spec, own []driver.Mount, 
 	if r.row.Name != "" {
 		labels["warren.name"] = r.row.Name
 	}
-	env := []string{"WARREN_SANDBOX_ID=" + string(r.row.ID)}
+	var env []string // and not the id, which the guest is told: what is kept ready is nobody's yet
 	for _, k := range sortedKeys(r.image.Config.Env) {
 		env = append(env, k+"="+r.image.Config.Env[k])
 	}
@@ -125,12 +153,19 @@ func (e *Engine) driverSpec(r bootRequest) (_ *driver.Spec, own []driver.Mount, 
 	}, own, nil
 }
 
+// hostname is the sandbox's name. What has none has a name that all such have; a fork differs from its source.
 func hostname(row *store.Sandbox) string {
-	if row.Name != "" {
+	switch {
+	case row.Name != "":
 		return row.Name
+	case row.SourceID != "":
+		return string(row.ID[:9])
 	}
-	return string(row.ID[:9])
+	return commonName
 }
+
+// commonName is the host name of sandboxes that have no name of their own.
+const commonName = "sandbox"
 
 // guestInit is the body of the guest's /init.
 type guestInit struct {
@@ -141,7 +176,14 @@ type guestInit struct {
 	Hostname       string            `json:"hostname"`
 	MemoryLimit    int64             `json:"memoryLimitBytes"`
 	SandboxID      warren.SandboxID  `json:"sandboxId"`
+	ParentID       warren.SandboxID  `json:"parentId,omitempty"`
 	Timestamp      time.Time         `json:"timestamp"`
+	// Event is what happened: "start", "resume", "fork" or "rollback".
+	Event string `json:"event"`
+	// Entropy is 32 random bytes of the host's, base64.
+	Entropy []byte `json:"entropy"`
+	// Authority is a certificate to trust, in PEM form.
+	Authority string `json:"authority,omitempty"`
 }
 
 // maxAnswer is how much of a guest's answer is read: it is untrusted, and has nothing long to say.
@@ -158,29 +200,42 @@ func initGuest(ctx context.Context, conn net.Conn, in guestInit) error {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Close = true
-	// A guest that never answers is ended by the context, through the connection.
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	say := func(err error) error {
+	var refused error
+	if err := askGuest(ctx, conn, req, func(resp *http.Response) error {
+		refused = refusal(resp, "the guest refused /init")
+		return nil
+	}); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return fmt.Errorf("the guest did not answer /init: %w", guestError(err))
+		return fmt.Errorf("the guest did not answer /init: %w", err)
 	}
+	return refused
+}
+
+// askGuest sends a request to the guest at the other end of conn and hands its answer to read.
+func askGuest(ctx context.Context, conn net.Conn, req *http.Request, read func(*http.Response) error) error {
+	req.Close = true
+	// A guest that never answers is ended by the context, through the connection.
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	if err := req.Write(conn); err != nil {
-		return say(err)
+		return guestError(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReaderSize(io.LimitReader(conn, maxAnswer), 4096), req)
 	if err != nil {
-		return say(err)
+		return guestError(err)
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode/100 != 2 {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
-		return fmt.Errorf("the guest refused /init: %d %q: %w", resp.StatusCode, text, warren.ErrUnavailable)
+	return read(resp)
+}
+
+// refusal is what an answer says that is no success, or nil.
+func refusal(resp *http.Response, what string) error {
+	if resp.StatusCode/100 == 2 {
+		return nil
 	}
-	return nil
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
+	return fmt.Errorf("%s: %d %q: %w", what, resp.StatusCode, text, warren.ErrUnavailable)
 }
 
 // statsWait is how long a guest may take to say how many processes there are.
@@ -190,35 +245,67 @@ const statsWait = time.Second
 func guestProcesses(ctx context.Context, d driver.Driver, id warren.SandboxID) (uint32, error) {
 	ctx, cancel := context.WithTimeout(ctx, statsWait)
 	defer cancel()
+	m, err := guestMetrics(ctx, d, id)
+	if err != nil {
+		return 0, err
+	}
+	return m.Processes, nil
+}
+
+// measured is what a guest tells of its sandbox.
+type measured struct {
+	Processes uint32 `json:"processes"`
+	// CPUUsed is percent of all processors since the guest was last asked by anybody.
+	CPUUsed float64 `json:"cpu_used_pct"`
+	CPUs    int     `json:"cpu_count"`
+	// HoldUntil is a time before which a process in it does not want it paused, in the form of RFC 3339, or empty.
+	HoldUntil string `json:"holdUntil"`
+}
+
+// guestMetrics asks a guest what its sandbox does.
+func guestMetrics(ctx context.Context, d driver.Driver, id warren.SandboxID) (*measured, error) {
 	conn, err := d.Dial(ctx, id, warren.GuestPort)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guest/metrics", nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	req.Close = true
-	if err := req.Write(conn); err != nil {
-		return 0, guestError(err)
+	var m measured
+	if err := askGuest(ctx, conn, req, func(resp *http.Response) error {
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("the guest answers %s: %w", resp.Status, warren.ErrUnavailable)
+		}
+		if err := json.NewDecoder(resp.Body).Decode(&m); err != nil {
+			return guestError(err)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
 	}
-	resp, err := http.ReadResponse(bufio.NewReaderSize(io.LimitReader(conn, maxAnswer), 4096), req)
+	return &m, nil
+}
+
+// quiesceWait is how long a guest may take to make itself small before a pause.
+const quiesceWait = 500 * time.Millisecond
+
+// quiesceGuest lets a guest give back memory that would be written to disk for nothing. One that does not, or knows no such
+// call, is paused as it is.
+func quiesceGuest(ctx context.Context, d driver.Driver, id warren.SandboxID) error {
+	ctx, cancel := context.WithTimeout(ctx, quiesceWait)
+	defer cancel()
+	conn, err := d.Dial(ctx, id, warren.GuestPort)
 	if err != nil {
-		return 0, guestError(err)
+		return err
 	}
-	defer resp.Body.Close()
-	var metrics struct {
-		Processes uint32 `json:"processes"`
+	defer conn.Close()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/warren/quiesce", nil)
+	if err != nil {
+		return err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("the guest answers %s: %w", resp.Status, warren.ErrUnavailable)
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&metrics); err != nil {
-		return 0, guestError(err)
-	}
-	return metrics.Processes, nil
+	return askGuest(ctx, conn, req, func(*http.Response) error { return nil })
 }
 
 // guestError gives errors of a connection a kind.

@@ -8,8 +8,8 @@ import (
 	"github.com/warren-sandbox/warren/driver"
 )
 
-// Budget bounds what may be in use at the same time. Zero fields bound nothing. A failed sandbox counts with its disk;
-// processors and memory count while an execution exists.
+// Budget bounds what may be in use at the same time. Zero fields bound nothing. A failed sandbox counts with its disk, a paused
+// one also with the memory that it has on disk; processors and memory count while an execution exists.
 type Budget struct {
 	Sandboxes int
 	CPUMillis int64
@@ -54,6 +54,23 @@ func cost(l driver.Limits, executing bool) usage {
 	return u
 }
 
+// cost is what sb counts for: for disk also with the memory image of a paused one, whatever the budgets say.
+func (sb *sandbox) cost() usage {
+	u := cost(sb.limits(), sb.executing())
+	u.disk += sb.image
+	return u
+}
+
+// countImage makes the memory image of a sandbox count with its size. It can put its owner above the budget, which then allows
+// nothing more; not to pause would save nothing. The caller holds mu.
+func (e *Engine) countImage(sb *sandbox, size int64) {
+	if more := size - sb.image; more != 0 && !sb.gone {
+		e.usageOf(sb.row.Owner).disk += more
+		e.total.disk += more
+	}
+	sb.image = size
+}
+
 // reserve takes more from the budgets, all of it or nothing. The caller holds mu.
 func (e *Engine) reserve(user string, more usage) error {
 	u := e.usage[user]
@@ -72,9 +89,19 @@ func (e *Engine) reserve(user string, more usage) error {
 	return nil
 }
 
+// usageOf returns what a user has in use. The caller holds mu.
+func (e *Engine) usageOf(user string) *usage {
+	u := e.usage[user]
+	if u == nil {
+		u = &usage{}
+		e.usage[user] = u
+	}
+	return u
+}
+
 // unreserve gives back. The caller holds mu.
 func (e *Engine) unreserve(user string, less usage) {
-	u := e.usage[user]
+	u := e.usageOf(user) // none, where all that is in use takes nothing
 	u.add(less, -1)
 	e.total.add(less, -1)
 	if *u == (usage{}) {

@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +22,8 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 // The crash suite runs an engine in a second process (this test binary, executed again), ends it with SIGKILL at a
@@ -151,6 +155,44 @@ func (a actor) resume(name string) error {
 	})
 }
 
+// mark writes a word into the workspace of a sandbox.
+func (a actor) mark(name, word string) {
+	a.j.do("mark", name, func() (string, error) { return word, a.r.mark(name, word) })
+}
+
+func (a actor) snapshot(name, as string, filesOnly bool) error {
+	return a.j.do("snapshot", as, func() (string, error) {
+		p, err := a.r.Snapshot(context.Background(), alice, SnapshotRequest{ID: name, Name: as, FilesOnly: filesOnly}, nil)
+		if err != nil {
+			return "", err
+		}
+		return string(p.ID), nil
+	})
+}
+
+func (a actor) rollback(name, to string) error {
+	return a.j.do("rollback", name, func() (string, error) {
+		_, err := a.r.Rollback(context.Background(), alice, name, to)
+		return a.r.word(name), err
+	})
+}
+
+func (a actor) fork(name, as string) error {
+	return a.j.do("create", as, func() (string, error) {
+		f, err := a.r.Fork(context.Background(), alice, ForkRequest{ID: name, Name: as}, nil)
+		if err != nil {
+			return "", err
+		}
+		return string(f.Children[0].Sandbox.ID), nil
+	})
+}
+
+func (a actor) deleteSnapshot(name string) error {
+	return a.j.do("delete-snapshot", name, func() (string, error) {
+		return "", a.r.DeleteSnapshot(context.Background(), alice, name, false)
+	})
+}
+
 func (a actor) createSpace(name string) error {
 	return a.j.do("ws-create", name, func() (string, error) {
 		w, err := a.r.CreateWorkspace(context.Background(), alice, CreateWorkspaceRequest{Name: name, Repo: &RepoSource{URL: "https://example.com/r"}}, nil)
@@ -213,6 +255,23 @@ func script(r *rig, j *journal) {
 	r.spaces.populate = nil
 	r.spaces.mu.Unlock()
 	a.deleteSpace("copy")
+	a.mark("second", "one")
+	a.snapshot("second", "snap", false)
+	a.mark("second", "two")
+	a.snapshot("second", "files", true)
+	a.mark("second", "three")
+	a.rollback("second", "snap")
+	a.mark("second", "four")
+	a.rollback("second", "files")
+	a.fork("second", "child")
+	j.do("create", "from", func() (string, error) {
+		sb, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "from", Snapshot: "snap"}}, nil)
+		if err != nil {
+			return "", err
+		}
+		return string(sb.ID), nil
+	})
+	a.deleteSnapshot("files")
 	a.pause("third")
 	a.resume("third")
 	a.pause("third")
@@ -233,7 +292,7 @@ func storm(r *rig, j *journal, seed uint64) {
 			a := actor{r, j}
 			name := func() string { return fmt.Sprintf("w%d-n%d", w, rnd.IntN(3)) }
 			for time.Now().Before(until) {
-				switch rnd.IntN(14) {
+				switch rnd.IntN(19) {
 				case 0, 1, 2, 3:
 					a.create(name(), Spec{Restart: RestartOnFailure})
 				case 4, 5, 6:
@@ -244,6 +303,18 @@ func storm(r *rig, j *journal, seed uint64) {
 					if id, err := r.Resolve(alice, name()); err == nil {
 						r.world.Kill(id, driver.Exit{Reason: "killed"})
 					}
+				case 14:
+					n := name()
+					if a.snapshot(n, "p"+n, rnd.IntN(2) == 0) != nil {
+						a.deleteSnapshot("p" + n)
+					}
+				case 15:
+					n := name()
+					a.rollback(n, "p"+n)
+				case 16, 17:
+					a.fork(name(), name())
+				case 18:
+					a.deleteSnapshot("p" + name())
 				case 10, 11:
 					a.pause(name())
 				case 12, 13:
@@ -265,12 +336,14 @@ type model struct {
 	boxes  map[string]string // name to id
 	spaces map[string]string
 	flying map[string]string // name to the operation that was under way
-	keys   map[string]string // name to the key of a create under way
-	killed bool              // sandboxes are killed as well
+	snaps  map[string]string
+	words  map[string][]string // name to the words that its workspace may hold
+	keys   map[string]string   // name to the key of a create under way
+	killed bool                // sandboxes are killed as well
 }
 
 func newModel() *model {
-	return &model{boxes: map[string]string{}, spaces: map[string]string{}, flying: map[string]string{}, keys: map[string]string{}}
+	return &model{boxes: map[string]string{}, spaces: map[string]string{}, flying: map[string]string{}, snaps: map[string]string{}, words: map[string][]string{}, keys: map[string]string{}}
 }
 
 // read applies a journal.
@@ -293,6 +366,9 @@ func (m *model) read(text []byte) error {
 			m.flying[name], m.keys[name] = op, result
 		case "err":
 			delete(m.flying, name)
+			if op == "rollback" {
+				m.words[name] = append(m.words[name], "-", "one", "two", "three", "four") // it says which, to people
+			}
 		case "ok":
 			delete(m.flying, name)
 			switch op {
@@ -300,6 +376,12 @@ func (m *model) read(text []byte) error {
 				m.boxes[name] = result
 			case "delete":
 				delete(m.boxes, name)
+			case "mark", "rollback":
+				m.words[name] = []string{result}
+			case "snapshot":
+				m.snaps[name] = result
+			case "delete-snapshot":
+				delete(m.snaps, name)
 			case "ws-create":
 				m.spaces[name] = result
 			case "ws-delete":
@@ -409,6 +491,7 @@ func (m *model) check(t *testing.T, r *rig) {
 	})
 	// A pause or a resume loses no execution: each goes on from where it runs or from a whole image.
 	m.checkPaused(t, r, list)
+	m.checkSnapshots(t, r, dirs)
 	entries, err := os.ReadDir(r.spaces.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -423,7 +506,7 @@ func (m *model) check(t *testing.T, r *rig) {
 	}
 	// The same key gives the same sandbox, or makes the one that was undone.
 	for name, op := range m.flying {
-		if op != "create" {
+		if op != "create" || m.keys[name] == "-" {
 			continue
 		}
 		sb, err := r.Create(ctx, alice, CreateRequest{Spec: m.spec(name), IdempotencyKey: m.keys[name]}, nil)
@@ -439,6 +522,82 @@ func (m *model) check(t *testing.T, r *rig) {
 			t.Errorf("a retry of the create of %s made a second sandbox", name)
 		}
 		m.boxes[name] = string(sb.ID)
+	}
+}
+
+// checkSnapshots compares the snapshots on disk with those that were acknowledged, adds their files to dirs, and looks
+// whether a sandbox that was rolled back holds what it held before or after.
+func (m *model) checkSnapshots(t *testing.T, r *rig, dirs map[string]bool) {
+	t.Helper()
+	for name, op := range m.flying {
+		switch {
+		case op == "mark" || op == "rollback":
+			m.words[name] = append(m.words[name], "-", "one", "two", "three", "four")
+		}
+	}
+	for name, words := range m.words {
+		if m.boxes[name] == "" {
+			delete(m.words, name)
+			continue
+		}
+		if is := r.word(name); !slices.Contains(words, is) {
+			t.Errorf("the workspace of %s holds %q, want one of %q; %q was under way", name, is, words, m.flying[name])
+		}
+	}
+	eventually(t, "snapshots are settled", func() bool {
+		rows, err := r.store.Snapshots(context.Background())
+		return err == nil && !slices.ContainsFunc(rows, func(p *store.Snapshot) bool { return p.State != snapReady || p.Transient })
+	})
+	list, _, err := r.ListSnapshots(context.Background(), alice, "", true, 1000, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]*Snapshot{}
+	disk := map[string]bool{}
+	for _, p := range list {
+		have[p.Name] = p
+		disk[string(p.ID)] = true
+		if m.snaps[p.Name] != string(p.ID) && m.flying[p.Name] != "snapshot" {
+			t.Errorf("snapshot %s is there; %q was under way", p.Name, m.flying[p.Name])
+		}
+		r.mu.Lock()
+		files := r.snaps[p.ID].row.FilesID
+		r.mu.Unlock()
+		dirs[string(files)] = true
+		if _, err := os.Stat(filepath.Join(r.memoryDir(p.ID), "image.json")); (err == nil) != (p.Kind == MemorySnapshot) {
+			t.Errorf("snapshot %s of %s: %v", p.Name, p.Kind, err)
+		}
+		if _, err := os.Stat(r.spaces.path(files) + "/files/README"); err != nil {
+			t.Errorf("the files of snapshot %s are not there: %v", p.Name, err)
+		}
+	}
+	for name := range m.snaps {
+		if have[name] == nil && m.flying[name] != "delete-snapshot" {
+			t.Errorf("snapshot %s is lost; %q was under way", name, m.flying[name])
+		}
+	}
+	clear(m.snaps)
+	for name, p := range have {
+		m.snaps[name] = string(p.ID)
+	}
+	eventually(t, "the disk has the snapshots and no others", func() bool {
+		entries, err := os.ReadDir(r.opts.SnapshotDir)
+		return err == nil && len(entries) == len(disk) && !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !disk[e.Name()] })
+	})
+	// Nothing stands still for ever.
+	for name := range m.boxes {
+		sb, err := r.Get(context.Background(), alice, name)
+		if err != nil || sb.State != Running {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		conn, err := r.Dial(ctx, alice, name, warren.GuestPort)
+		cancel()
+		if err != nil {
+			t.Errorf("sandbox %s runs and does not answer: %v", name, err)
+			continue
+		}
+		conn.Close()
 	}
 }
 
@@ -506,6 +665,15 @@ func wipe(t *testing.T, r *rig) {
 	}
 	for _, sb := range list {
 		r.delete(operator, string(sb.ID))
+	}
+	snaps, _, err := r.ListSnapshots(ctx, operator, "", false, 1000, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range snaps {
+		if err := r.DeleteSnapshot(ctx, operator, string(p.ID), false); err != nil {
+			t.Error(err)
+		}
 	}
 	spaces, _, err := r.ListWorkspaces(ctx, operator, false, 1000, "")
 	if err != nil {
@@ -652,7 +820,7 @@ const killLanes = 4
 // WARREN_SEED with which seed.
 func TestRandomKills(t *testing.T) {
 	kills := 200
-	if os.Getenv("WARREN_SOAK") != "" {
+	if testenv.Soak() {
 		kills = 3000
 	}
 	if s := os.Getenv("WARREN_KILLS"); s != "" {

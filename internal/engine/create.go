@@ -85,12 +85,35 @@ func (e *Engine) Create(ctx context.Context, c Caller, r CreateRequest, progress
 		return nil, err
 	}
 	print := fingerprint(spec) // as it was asked for: a default that changes makes no other request
+	key := ownedName{c.User, r.IdempotencyKey}
+	var from *origin
+	if spec.Snapshot != "" || spec.Template != "" {
+		snap, release, err := e.useOrigin(c, &spec)
+		if err != nil && key.name != "" {
+			// It may have been deleted since the call was first made.
+			if sb, rerr := e.recall(ctx, c, key, print); sb != nil || rerr != nil {
+				return sb, rerr
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		have, err := e.specOf(ctx, snap)
+		if err != nil {
+			return nil, err
+		}
+		if err := e.from(snap, have, &spec); err != nil {
+			return nil, err
+		}
+		spec.Snapshot = string(snap.row.ID)
+		from = &origin{snap: snap, operator: have.Operator}
+	}
 	if err := e.normal(c, &spec); err != nil {
 		return nil, err
 	}
-	key := ownedName{c.User, r.IdempotencyKey}
 	for {
-		f, err := e.board(ctx, c, spec, key, print)
+		f, err := e.board(ctx, c, spec, key, print, from)
 		if err != nil {
 			return nil, err
 		}
@@ -102,7 +125,7 @@ func (e *Engine) Create(ctx context.Context, c Caller, r CreateRequest, progress
 }
 
 // board joins the flight of a key, or starts one.
-func (e *Engine) board(ctx context.Context, c Caller, spec Spec, key ownedName, print string) (*flight, error) {
+func (e *Engine) board(ctx context.Context, c Caller, spec Spec, key ownedName, print string, from *origin) (*flight, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if key.name != "" {
@@ -119,11 +142,16 @@ func (e *Engine) board(ctx context.Context, c Caller, spec Spec, key ownedName, 
 	// The create has to outlive this call when others join it; the trace goes along.
 	runCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.CreateTimeout)
 	f := &flight{print: print, cancel: cancel, refs: 1, done: make(chan struct{})}
+	release := func() {}
+	if from != nil {
+		release = e.holdSnapshot(from.snap)
+	}
 	stop := context.AfterFunc(e.ctx, cancel)
 	ok := e.spawn(func() {
 		defer stop()
 		defer cancel()
-		f.result, f.err = e.make(runCtx, c, spec, key, f)
+		defer release()
+		f.result, f.err = e.make(runCtx, &making{caller: c, spec: spec, key: key, flight: f, from: from})
 		e.mu.Lock()
 		if key.name != "" {
 			delete(e.flights, key)
@@ -225,6 +253,7 @@ type making struct {
 	source WorkspaceSource
 	dirs   *WorkspaceDirs
 	booted bool // the driver was asked to create
+	from   *origin
 
 	began time.Duration
 	mu    sync.Mutex
@@ -232,28 +261,28 @@ type making struct {
 }
 
 // make runs a create to its end.
-func (e *Engine) make(ctx context.Context, c Caller, spec Spec, key ownedName, f *flight) (*Sandbox, error) {
-	if key.name != "" {
-		if sb, err := e.recall(ctx, c, key, f.print); sb != nil || err != nil {
+func (e *Engine) make(ctx context.Context, m *making) (*Sandbox, error) {
+	if m.key.name != "" {
+		if sb, err := e.recall(ctx, m.caller, m.key, m.flight.print); sb != nil || err != nil {
 			return sb, err
 		}
 	}
-	began, _ := e.clock.Steady()
-	m := &making{e: e, caller: c, spec: spec, key: key, flight: f, began: began}
-	ctx, span := e.tracer.Start(ctx, "sandbox.create", trace.WithAttributes(attribute.String("warren.driver", spec.Driver), attribute.String("warren.image", spec.Image)))
+	m.e = e
+	m.began, _ = e.clock.Steady()
+	ctx, span := e.tracer.Start(ctx, "sandbox.create", trace.WithAttributes(attribute.String("warren.driver", m.spec.Driver), attribute.String("warren.image", m.spec.Image)))
 	defer span.End()
 	v, err := m.run(ctx)
 	took, _ := e.clock.Steady()
-	e.metrics.created(err, took-began)
+	e.metrics.created(err, took-m.began)
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
 		if m.sb != nil {
-			e.log.Info("create failed", "sandbox", m.sb.row.ID, "user", c.User, "error", err)
+			e.log.Info("create failed", "sandbox", m.sb.row.ID, "user", m.caller.User, "error", err)
 		}
 		return nil, err
 	}
 	span.SetAttributes(attribute.String("warren.sandbox", string(v.ID)))
-	e.log.Info("sandbox running", "sandbox", v.ID, "user", c.User, "took", took-began)
+	e.log.Info("sandbox running", "sandbox", v.ID, "user", m.caller.User, "took", took-m.began)
 	return v, nil
 }
 
@@ -270,7 +299,7 @@ func (e *Engine) recall(ctx context.Context, c Caller, key ownedName, print stri
 	sb := e.boxes[warren.SandboxID(k.Object)]
 	e.mu.Unlock()
 	if sb != nil {
-		// One that reconciliation finishes or undoes is waited for.
+		// One that reconciliation finishes or undoes is waited for, as long as that gets on.
 		if err := e.settled(ctx, sb); err != nil {
 			return nil, err
 		}
@@ -287,7 +316,8 @@ func (e *Engine) recall(ctx context.Context, c Caller, key ownedName, print stri
 // keyLife is how long an idempotency key is kept.
 const keyLife = 24 * time.Hour
 
-// settled waits until nothing holds sb.
+// settled waits until nothing holds sb. A removal that may be tried for hours is not waited for: its first failure is
+// returned, and when it undoes a create, then why that create failed.
 func (e *Engine) settled(ctx context.Context, sb *sandbox) error {
 	for {
 		e.mu.Lock()
@@ -295,6 +325,16 @@ func (e *Engine) settled(ctx context.Context, sb *sandbox) error {
 		e.mu.Unlock()
 		if op == nil {
 			return nil
+		}
+		select {
+		case <-op.done:
+			continue
+		case <-op.first:
+			if op.lingers != nil {
+				return op.lingers
+			}
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 		select {
 		case <-op.done:
@@ -309,7 +349,10 @@ func (m *making) run(ctx context.Context) (_ *Sandbox, err error) {
 	if err := fpCreateBegin.Hit(); err != nil {
 		return nil, err
 	}
-	if m.mounts, err = e.openMounts(m.caller, m.spec.Mounts); err != nil {
+	if err := e.diskRoom(0); err != nil {
+		return nil, err
+	}
+	if m.mounts, err = e.openMounts(m.rights(), m.spec.Mounts); err != nil {
 		return nil, err
 	}
 	defer closeMounts(m.mounts)
@@ -327,11 +370,21 @@ func (m *making) run(ctx context.Context) (_ *Sandbox, err error) {
 	v := e.view(m.sb)
 	e.mu.Unlock()
 	v.Spec = m.spec
+	v.Spec.IdleAction = v.IdleAction
 	for _, s := range m.steps {
 		v.Timing = append(v.Timing, Milestone(s))
 	}
 	e.finish(m.sb, m.op, nil)
 	return v, nil
+}
+
+// rights are those with which the mounts are opened: what goes on from a snapshot has the mounts that it had.
+func (m *making) rights() Caller {
+	c := m.caller
+	if m.from != nil {
+		c.Operator = m.from.operator
+	}
+	return c
 }
 
 // plain says why a context ended when the engine itself ended it.
@@ -397,6 +450,10 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		CPUMillis: l.CPUMillis, Memory: l.Memory, Disk: l.Disk, PIDs: l.PIDs,
 		Created: now, LastActive: now, Idle: s.IdleTimeout, Restart: string(s.Restart),
 		DropWorkspace: m.ownWS && !s.KeepWorkspace, AccessToken: randomHex(32), Labels: s.Labels,
+		IdleAction: string(s.IdleAction), NoAutoResume: s.NoAutoResume,
+	}
+	if m.from != nil {
+		m.sb.row.SnapshotID, m.sb.row.SourceID = m.from.parent(), m.from.source
 	}
 	if s.TTL > 0 {
 		m.sb.row.Expires = e.line.now() + int64(s.TTL)
@@ -421,7 +478,9 @@ func (m *making) build(ctx context.Context) error {
 		return err
 	}
 	if err := m.step(ctx, "cut workspace", func(ctx context.Context) (err error) {
-		if m.ownWS {
+		if m.from != nil {
+			m.dirs, err = m.cutFrom(ctx)
+		} else if m.ownWS {
 			m.dirs, err = e.opts.Workspaces.Prepare(ctx, m.ws.row.ID, m.source)
 		} else {
 			m.dirs, err = e.opts.Workspaces.Get(ctx, m.ws.row.ID)
@@ -444,12 +503,30 @@ func (m *making) build(ctx context.Context) error {
 	return m.settle(ctx)
 }
 
+// cutFrom makes the workspace what the snapshot's is.
+func (m *making) cutFrom(ctx context.Context) (*WorkspaceDirs, error) {
+	e, files := m.e, m.from.snap.row.FilesID
+	var err error
+	if m.from.adopt {
+		err = e.opts.Workspaces.Adopt(ctx, files, m.ws.row.ID)
+	} else {
+		_, err = e.opts.Workspaces.Copy(ctx, files, m.ws.row.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return e.opts.Workspaces.Get(ctx, m.ws.row.ID)
+}
+
 // gather finds the image and brings the repository into the cache, at the same time. It makes nothing of the sandbox's.
 func (m *making) gather(ctx context.Context) error {
 	e := m.e
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return m.step(gctx, "resolve image", func(ctx context.Context) error {
+			if m.from != nil {
+				return m.imageOf(ctx)
+			}
 			ref, err := m.imageRef(ctx)
 			if err != nil {
 				return err
@@ -458,7 +535,7 @@ func (m *making) gather(ctx context.Context) error {
 			return err
 		})
 	})
-	if m.ownWS && m.spec.Repo != nil {
+	if m.ownWS && m.spec.Repo != nil && m.from == nil {
 		g.Go(func() error {
 			return m.step(gctx, "fetch repo", func(ctx context.Context) (err error) {
 				m.source, err = e.fetchSource(ctx, m.caller, m.ws, m.spec.Repo, m.flight.tell)
@@ -469,10 +546,24 @@ func (m *making) gather(ctx context.Context) error {
 	return g.Wait()
 }
 
+// imageOf finds the image that a snapshot goes on with.
+func (m *making) imageOf(ctx context.Context) (err error) {
+	p := &m.from.snap.row
+	m.image, err = m.e.useImage(ctx, m.sb, p.ImageDigest)
+	if !errors.Is(err, warren.ErrNotFound) {
+		return err
+	}
+	if SnapshotKind(p.Kind) == FilesSnapshot {
+		m.image, err = m.e.useImage(ctx, m.sb, p.Image)
+		return err
+	}
+	return fmt.Errorf("image %s is no more what it was when snapshot %s was taken, and memory goes on only with the files that it was made with: %w", p.Image, m.from.snap.label(), errUnsupported)
+}
+
 // intend makes the intent durable: from here on a crash is undone by the next Open.
 func (m *making) intend(ctx context.Context) error {
 	e := m.e
-	spec, err := json.Marshal(storedSpec{m.spec, m.caller.Operator})
+	spec, err := json.Marshal(storedSpec{m.spec, m.rights().Operator})
 	if err != nil {
 		return err
 	}
@@ -481,6 +572,9 @@ func (m *making) intend(ctx context.Context) error {
 	var ws store.Workspace
 	if m.ownWS {
 		m.ws.setSource(m.source)
+		if m.from != nil {
+			m.ws.row.RepoID, m.ws.row.Source = m.from.snap.row.RepoID, m.from.snap.row.Source
+		}
 		ws = m.ws.row
 	}
 	e.mu.Unlock()
@@ -520,17 +614,35 @@ func (m *making) start(ctx context.Context) error {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	if m.ownWS {
-		g.Go(func() error {
-			if err := m.step(gctx, "checkout", func(ctx context.Context) error { return e.opts.Workspaces.Populate(ctx, m.ws.row.ID) }); err != nil {
-				return err
-			}
-			return fpCreatePopulated.Hit()
-		})
+	checkout := func(ctx context.Context) error {
+		if err := m.step(ctx, "checkout", func(ctx context.Context) error { return e.opts.Workspaces.Populate(ctx, m.ws.row.ID) }); err != nil {
+			return err
+		}
+		return fpCreatePopulated.Hit()
+	}
+	fresh := m.ownWS && m.from == nil // else it has what the snapshot had
+	if fresh && e.copies(ctx, m.sb.row.Driver) {
+		// A copy of the workspace is made when the driver creates.
+		if err := checkout(ctx); err != nil {
+			return err
+		}
+	} else if fresh {
+		g.Go(func() error { return checkout(gctx) })
 	}
 	g.Go(func() error {
 		m.booted = true
-		return e.boot(gctx, bootRequest{row: &m.sb.row, spec: &m.spec, image: m.image, dirs: m.dirs, mounts: m.mounts, step: m.step})
+		r := bootRequest{row: &m.sb.row, spec: &m.spec, image: m.image, dirs: m.dirs, mounts: m.mounts, step: m.step}
+		if m.from != nil {
+			if err := e.goOn(gctx, &r, m.from.snap); err != nil {
+				return err
+			}
+			r.event = "fork"
+		}
+		err := e.boot(gctx, r)
+		if errors.Is(err, driver.ErrImage) && m.from != nil {
+			err = fmt.Errorf("snapshot %s cannot be gone on from: %w: %w", m.from.snap.label(), err, warren.ErrState)
+		}
+		return err
 	})
 	return g.Wait()
 }

@@ -23,6 +23,7 @@ func TestCreateRefuses(t *testing.T) {
 	r := newRig(t, func(o *Options) {
 		o.Max = driver.Limits{CPUMillis: 4000, Memory: 4 << 30, Disk: 20 << 30, PIDs: 10000}
 		o.AllowMounts = []AllowedMount{{Dir: "/usr/share"}}
+		o.Unavailable = map[string]string{"shut": "no engine answers"}
 	})
 	r.create(alice, Spec{Name: "taken"})
 	long := strings.Repeat("x", 300)
@@ -48,6 +49,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"image missing", Spec{Image: "nope"}, warren.ErrNotFound, "warren image pull nope"},
 		{"image with NUL", Spec{Image: "a\x00"}, warren.ErrInvalid, "image"},
 		{"driver missing", Spec{Driver: "docker"}, warren.ErrInvalid, "this server has fake"},
+		{"driver not open", Spec{Driver: "shut"}, warren.ErrInvalid, "no engine answers; this server has fake; once that is mended, `warren shutdown`"},
 		{"driver option", Spec{DriverOptions: map[string]string{"privileged": "1"}}, warren.ErrInvalid, "privileged"},
 		{"too little memory", Spec{Resources: Resources{MemoryBytes: 1024}}, warren.ErrInvalid, "the least is 32 MiB"},
 		{"too much memory", Spec{Resources: Resources{MemoryBytes: 8 << 30}}, warren.ErrInvalid, "at most 4 GiB"},
@@ -426,6 +428,28 @@ func TestUndo(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the undo succeeds in the end", func() bool { return r.leftovers() == nil })
+	})
+	// A caller that asks again while nothing can be removed hears why at once, as it does the first time.
+	t.Run("retry while the undo fails", func(t *testing.T) {
+		r := newRig(t, nil)
+		r.world.Inject(fake.OpCreate, fake.Fault{Err: boom, Half: true})
+		r.world.Inject(fake.OpDelete, fake.Fault{Err: fmt.Errorf("gone: %w", warren.ErrUnavailable)})
+		req := CreateRequest{Spec: Spec{Name: "x"}, IdempotencyKey: "k"}
+		for i := range 3 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, err := r.Create(ctx, alice, req, nil)
+			cancel()
+			if !errors.Is(err, boom) {
+				t.Fatalf("try %d: got %v, want %v", i+1, err, boom)
+			}
+		}
+		r.world.Inject(fake.OpCreate, fake.Fault{})
+		r.world.Inject(fake.OpDelete, fake.Fault{})
+		eventually(t, "the undo succeeds in the end", func() bool { return r.leftovers() == nil })
+		sb, err := r.Create(context.Background(), alice, req, nil)
+		if err != nil || sb.State != Running {
+			t.Fatalf("after the undo: %+v, %v", sb, err)
+		}
 	})
 }
 

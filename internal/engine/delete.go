@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -189,6 +190,9 @@ func (e *Engine) erase(ctx context.Context, sb *sandbox, op *operation, x erasur
 		op.firstErr = fmt.Errorf("sandbox %s could not be removed yet and is tried again: %w", sb.label(), err)
 	}
 	again := err != nil && e.spawn(func() { e.eraseAgain(sb, op, x) })
+	if again {
+		op.lingers = cmp.Or(x.cause, op.firstErr)
+	}
 	close(op.first)
 	e.mu.Unlock()
 	if again {
@@ -201,11 +205,9 @@ func (e *Engine) erase(ctx context.Context, sb *sandbox, op *operation, x erasur
 }
 
 func (e *Engine) eraseAgain(sb *sandbox, op *operation, x erasure) {
-	wait := 100 * time.Millisecond
+	var wait time.Duration
 	for {
-		select {
-		case <-e.clock.After(wait):
-		case <-e.ctx.Done():
+		if !e.again(e.ctx, &wait) {
 			e.finish(sb, op, errClosing)
 			return
 		}
@@ -213,7 +215,6 @@ func (e *Engine) eraseAgain(sb *sandbox, op *operation, x erasure) {
 			e.finish(sb, op, x.cause)
 			return
 		}
-		wait = min(2*wait, 30*time.Second)
 	}
 }
 

@@ -51,6 +51,8 @@ type Options struct {
 	Workspaces Workspaces
 	// Drivers by the names that users write. The engine does not close them.
 	Drivers map[string]driver.Driver
+	// Unavailable says why drivers that could be there are not, by their names.
+	Unavailable map[string]string
 	// DefaultDriver and DefaultImage are used where a spec names none.
 	DefaultDriver, DefaultImage string
 	// Defaults fill in resources that a spec leaves out; zero fields mean 2 processors, 2 GiB of memory, 10 GiB of disk and
@@ -61,6 +63,8 @@ type Options struct {
 	AllowMounts []AllowedMount
 	// PauseDir is where the memory of paused sandboxes is kept; it is made. Empty means that none can be paused.
 	PauseDir string
+	// SnapshotDir is where the memory of snapshots is kept, on the same file system; it is made. Empty means that there can be none.
+	SnapshotDir string
 	// Starts is how many sandboxes start at the same time; 0 means GOMAXPROCS.
 	Starts int
 	// CreateTimeout bounds a create, its clone included; 0 means 30 minutes. BootTimeout bounds the driver's create and the
@@ -68,12 +72,31 @@ type Options struct {
 	CreateTimeout, BootTimeout, DeleteTimeout time.Duration
 	// DialTimeout bounds how long a running sandbox may take to connect to one of its ports; 0 means 30 seconds.
 	DialTimeout time.Duration
+	// LowMemory and LowDisk are how many bytes of the host's memory, and of the disk of PauseDir, have to stay free: below, idle
+	// sandboxes are paused, and no sandbox is made or paused, respectively. 0 means 5%, but no more than 512 MiB and 1 GiB; negative
+	// means none.
+	LowMemory, LowDisk int64
+	// Host is the machine, nil for the one that this runs on.
+	Host Host
 	// DefaultIdleTimeout applies to sandboxes whose spec has none; 0 means none.
 	DefaultIdleTimeout time.Duration
-	Logger             *slog.Logger
-	Tracer             trace.Tracer
-	Registerer         prometheus.Registerer
-	Clock              Clock
+	// Pool is how many executions at most are kept ready for sandboxes like those made last; 0 means none.
+	Pool int
+	// IdleCPUMillis is how many thousandths of a processor the processes of a sandbox that nobody uses may take before it counts
+	// as working; 0 means 50. MaxHold is how long after its last use a process in a sandbox can keep it from being paused; 0 means 24
+	// hours.
+	IdleCPUMillis uint32
+	MaxHold       time.Duration
+	// Network serves the network cards of sandboxes; nil means that there are none. PolicyDir has the policies, in files NAME.yaml;
+	// DefaultPolicy is that of a spec which names none, "" meaning the preset "registries".
+	Network                  Network
+	PolicyDir, DefaultPolicy string
+	// FlowDir is where the gateway keeps its record, see package audit.
+	FlowDir    string
+	Logger     *slog.Logger
+	Tracer     trace.Tracer
+	Registerer prometheus.Registerer
+	Clock      Clock
 }
 
 // Engine is open between [Open] and [Engine.Close].
@@ -97,16 +120,23 @@ type Engine struct {
 	closing    bool
 	lastNum    int64 // of sandboxes
 	lastSpace  int64 // of workspaces
+	lastSnap   int64 // of snapshots
 	boxes      map[warren.SandboxID]*sandbox
 	names      map[ownedName]*sandbox
 	spaces     map[warren.WorkspaceID]*workspace
+	snaps      map[warren.SnapshotID]*snapshot
+	snapNames  map[ownedName]*snapshot
+	pool       map[string]*poolClass
+	templates  map[ownedName]*store.Template // each is replaced, never changed
 	spaceNames map[ownedName]*workspace
 	usage      map[string]*usage
 	total      usage
+	pausing    int64 // bytes of disk that pauses under way may need
 	flights    map[ownedName]*flight
 	keyed      map[ownedName]chan struct{}
 	timers     timers
 	kick       chan struct{} // wakes the expiry loop
+	tend       chan struct{} // wakes the network loop
 	tokens     map[[32]byte]*token
 	tokenIDs   map[string]*token
 	repos      removals[warren.RepoID]
@@ -135,10 +165,15 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		names:      map[ownedName]*sandbox{},
 		spaces:     map[warren.WorkspaceID]*workspace{},
 		spaceNames: map[ownedName]*workspace{},
+		snaps:      map[warren.SnapshotID]*snapshot{},
+		snapNames:  map[ownedName]*snapshot{},
+		pool:       map[string]*poolClass{},
+		templates:  map[ownedName]*store.Template{},
 		usage:      map[string]*usage{},
 		flights:    map[ownedName]*flight{},
 		keyed:      map[ownedName]chan struct{}{},
 		kick:       make(chan struct{}, 1),
+		tend:       make(chan struct{}, 1),
 		tokens:     map[[32]byte]*token{},
 		tokenIDs:   map[string]*token{},
 		instance:   randomHex(8),
@@ -159,11 +194,18 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 	if err := e.loadTokens(ctx); err != nil {
 		return nil, err
 	}
+	if err := e.loadTemplates(ctx); err != nil {
+		return nil, err
+	}
 	if err := e.reconcile(ctx); err != nil {
 		return nil, err
 	}
 	e.wg.Go(e.expiryLoop)
 	e.wg.Go(e.heartbeatLoop)
+	e.wg.Go(e.pressureLoop)
+	if o.Network != nil {
+		e.wg.Go(e.networkLoop)
+	}
 	for name, d := range o.Drivers {
 		e.wg.Go(func() { e.watchDriver(name, d) })
 	}
@@ -180,8 +222,14 @@ func setDefaults(o *Options) {
 	if o.Clock == nil {
 		o.Clock = SystemClock()
 	}
+	if o.Host == nil {
+		o.Host = SystemHost()
+	}
 	if o.Starts <= 0 {
 		o.Starts = runtime.GOMAXPROCS(0)
+	}
+	if o.DefaultPolicy == "" {
+		o.DefaultPolicy = "registries"
 	}
 	if o.DefaultImage == "" {
 		o.DefaultImage = hostImage
@@ -194,6 +242,11 @@ func setDefaults(o *Options) {
 	half, two, one := 30*time.Minute, 2*time.Minute, time.Minute
 	def(&o.CreateTimeout, &half)
 	def(&o.BootTimeout, &two)
+	day := 24 * time.Hour
+	def(&o.MaxHold, &day)
+	if o.IdleCPUMillis == 0 {
+		o.IdleCPUMillis = 50
+	}
 	wait := dialWait
 	def(&o.DialTimeout, &wait)
 	def(&o.DeleteTimeout, &one)

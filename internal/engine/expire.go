@@ -49,35 +49,39 @@ func (t *timers) remove(sb *sandbox) {
 	sb.timer = -1
 }
 
-// deadline returns when sb expires as things stand, 0 for never, and why. The caller holds mu.
-func (e *Engine) deadline(sb *sandbox) (at int64, why string) {
+// deadline returns when sb expires or is paused as things stand, and why. The caller holds mu.
+func (e *Engine) deadline(sb *sandbox) (d due) {
 	s := sb.state()
 	if s != Running && s != Failed && s != Paused {
-		return 0, ""
+		return d
 	}
 	if sb.row.Expires != 0 {
-		at, why = sb.row.Expires, "its time to live is over"
+		d = due{at: sb.row.Expires, why: "its time to live is over"}
 	}
 	if sb.row.Idle > 0 && s != Paused { // which costs nothing that a timeout could save
-		last := sb.active
-		if sb.inUse() {
-			last = e.line.now()
-		}
-		if idle := last + int64(sb.row.Idle); at == 0 || idle < at {
-			at, why = idle, "it was idle for "+sb.row.Idle.String()
+		if idle := e.idleDue(sb, s); idle.at != 0 && (d.at == 0 || idle.at < d.at) {
+			return idle
 		}
 	}
-	return at, why
+	return d
+}
+
+// look is when sb has to be looked at for what is due. The caller holds mu.
+func (d due) look(row *store.Sandbox) int64 {
+	if d.pause {
+		return d.at - int64(lookTime(row))
+	}
+	return d.at
 }
 
 // schedule puts sb where it belongs in the heap. The caller holds mu.
 func (e *Engine) schedule(sb *sandbox) {
 	e.timers.remove(sb)
-	at, _ := e.deadline(sb)
-	if at == 0 {
+	d := e.deadline(sb)
+	if d.at == 0 {
 		return
 	}
-	heap.Push(&e.timers, timerEntry{max(at, e.line.grace), sb})
+	heap.Push(&e.timers, timerEntry{max(d.look(&sb.row), e.line.grace), sb})
 	if sb.timer == 0 {
 		select {
 		case e.kick <- struct{}{}:
@@ -86,7 +90,7 @@ func (e *Engine) schedule(sb *sandbox) {
 	}
 }
 
-// expiryLoop deletes what has expired.
+// expiryLoop deletes what has expired, and pauses what is idle.
 func (e *Engine) expiryLoop() {
 	for {
 		wait := e.expire()
@@ -99,7 +103,7 @@ func (e *Engine) expiryLoop() {
 	}
 }
 
-// expire begins the deletion of all that has expired, and returns how long nothing else will. Whether a sandbox is in
+// expire begins the deletion or the pause of all that is due, and returns how long nothing else will. Whether a sandbox is in
 // use and that it is being deleted are decided under one lock: a use that has begun is never cut off by idling, one that
 // comes later finds the sandbox deleting.
 func (e *Engine) expire() time.Duration {
@@ -108,18 +112,22 @@ func (e *Engine) expire() time.Duration {
 	now := e.line.now()
 	for len(e.timers) > 0 && e.timers[0].at <= now {
 		sb := e.timers[0].sb
-		at, why := e.deadline(sb)
+		d := e.deadline(sb)
 		switch {
-		case at == 0:
+		case d.at == 0:
 			e.timers.remove(sb)
-		case max(at, e.line.grace) > now:
+		case max(d.look(&sb.row), e.line.grace) > now:
 			e.schedule(sb)
-		case sb.op != nil:
+		case sb.op != nil || d.pause && sb.looked:
 			e.timers[0].at = now + int64(100*time.Millisecond)
 			heap.Fix(&e.timers, 0)
+		case d.pause:
+			if !e.beginLook(sb, d) {
+				return time.Hour // closing
+			}
 		default:
 			e.timers.remove(sb)
-			if e.beginDelete(sb, "warren", "sandbox.expire", why, false) == nil {
+			if e.beginDelete(sb, "warren", "sandbox.expire", d.why, false) == nil {
 				return time.Hour // closing
 			}
 			e.metrics.expired.Inc()
@@ -141,6 +149,7 @@ func (e *Engine) heartbeatLoop() {
 			e.log.Warn("heartbeat", "error", err)
 		}
 		cancel()
+		e.coolPool(false, "")
 		select {
 		case <-e.clock.After(heartbeat):
 		case <-e.ctx.Done():

@@ -225,10 +225,53 @@ func (d *dirWorkspaces) Delete(_ context.Context, id warren.WorkspaceID) error {
 	if err != nil {
 		return err
 	}
+	os.RemoveAll(d.path(id) + ".tmp") // what the real one does when it is opened
 	if _, err := os.Stat(d.path(id)); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("workspace %s: %w", id, warren.ErrNotFound) // as the real one says
 	}
 	return os.RemoveAll(d.path(id))
+}
+
+// dirCopy copies as a whole at the instant.
+type dirCopy struct {
+	d        *dirWorkspaces
+	from, to warren.WorkspaceID
+}
+
+func (c *dirCopy) tmp() string { return c.d.path(c.to) + ".tmp" }
+
+func (c *dirCopy) Finish(context.Context) error {
+	return os.CopyFS(c.tmp(), os.DirFS(c.d.path(c.from)))
+}
+
+func (c *dirCopy) Commit(context.Context) (string, error) {
+	return "copy", os.Rename(c.tmp(), c.d.path(c.to))
+}
+
+func (c *dirCopy) Abort() { os.RemoveAll(c.tmp()) }
+
+func (d *dirWorkspaces) BeginCopy(_ context.Context, from, to warren.WorkspaceID, _ bool) (WorkspaceCopy, error) {
+	return &dirCopy{d: d, from: from, to: to}, nil
+}
+
+func (d *dirWorkspaces) Replace(_ context.Context, id, from warren.WorkspaceID) error {
+	tmp := d.path(id) + ".new"
+	os.RemoveAll(tmp)
+	if err := os.CopyFS(tmp, os.DirFS(d.path(from))); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(d.path(id)); err != nil {
+		return err
+	}
+	return os.Rename(tmp, d.path(id))
+}
+
+func (d *dirWorkspaces) Adopt(_ context.Context, from, to warren.WorkspaceID) error {
+	return os.Rename(d.path(from), d.path(to))
+}
+
+func (d *dirWorkspaces) Usage(context.Context, warren.WorkspaceID) (int64, int64, error) {
+	return 0, 0, nil
 }
 
 func (d *dirWorkspaces) Copy(_ context.Context, from, to warren.WorkspaceID) (string, error) {
@@ -314,7 +357,8 @@ func (r *rig) open() error {
 	r.fopts.World = r.world
 	r.driver = fake.New(r.fopts)
 	o := Options{Store: r.store, Images: r.images, Repos: r.repos, Workspaces: r.spaces,
-		Drivers: map[string]driver.Driver{"fake": r.driver}, DefaultDriver: "fake", Clock: r.clock, PauseDir: filepath.Join(r.dir, "paused")}
+		Drivers: map[string]driver.Driver{"fake": r.driver}, DefaultDriver: "fake", Clock: r.clock, PauseDir: filepath.Join(r.dir, "paused"),
+		SnapshotDir: filepath.Join(r.dir, "snapshots")}
 	if r.change != nil {
 		r.change(&o)
 	}
@@ -377,6 +421,12 @@ func (r *rig) leftovers() error {
 	}
 	if images, err := os.ReadDir(r.opts.PauseDir); err != nil || len(images) != 0 {
 		errs = append(errs, fmt.Errorf("%d images of paused sandboxes left (%v)", len(images), err))
+	}
+	if snaps, err := os.ReadDir(r.opts.SnapshotDir); err != nil || len(snaps) != 0 {
+		errs = append(errs, fmt.Errorf("%d snapshots left on disk (%v)", len(snaps), err))
+	}
+	if snaps, err := r.store.Snapshots(context.Background()); err != nil || len(snaps) != 0 {
+		errs = append(errs, fmt.Errorf("%d snapshots left in the store (%v)", len(snaps), err))
 	}
 	rows, err := r.store.Sandboxes(context.Background())
 	if err != nil || len(rows) != 0 {

@@ -19,6 +19,9 @@ type metrics struct {
 	milestones *prometheus.HistogramVec
 	errors     *prometheus.CounterVec
 	expired    prometheus.Counter
+	pauses     *prometheus.CounterVec
+	resumes    prometheus.Counter
+	evictions  prometheus.Counter
 	commits    prometheus.Histogram
 	changes    prometheus.Counter
 }
@@ -32,10 +35,13 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		milestones: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "warren_sandbox_create_step_seconds", Help: "Time of each step of creates.", Buckets: buckets}, []string{"step"}),
 		errors:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warren_driver_errors_total", Help: "Calls of drivers that failed."}, []string{"driver", "op"}),
 		expired:    prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_expired_total", Help: "Sandboxes ended by timeout."}),
+		pauses:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warren_sandbox_pauses_total", Help: "Pauses of sandboxes by why: asked, idle or memory."}, []string{"reason"}),
+		resumes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_resumes_total", Help: "Resumes of paused sandboxes."}),
+		evictions:  prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_evictions_total", Help: "Sandboxes paused because the host's memory ran short."}),
 		commits:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "warren_store_commit_seconds", Help: "Time of each commit of the store.", Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)}),
 		changes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_store_changes_total", Help: "Changes committed to the store."}),
 	}
-	m.all = []prometheus.Collector{m.creates, m.duration, m.milestones, m.errors, m.expired, m.commits, m.changes, &stateCollector{e},
+	m.all = []prometheus.Collector{m.creates, m.duration, m.milestones, m.errors, m.expired, m.pauses, m.resumes, m.evictions, m.commits, m.changes, &stateCollector{e},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "warren_start_queue_length", Help: "Starts that wait for a slot."}, func() float64 { return float64(e.starts.len()) }),
 	}
 	e.store.Observe(func(d time.Duration, changes int) {
@@ -98,19 +104,27 @@ func kind(err error) string {
 // stateCollector counts sandboxes by state when it is asked.
 type stateCollector struct{ e *Engine }
 
+var imagesDesc = prometheus.NewDesc("warren_paused_image_bytes", "Bytes on disk of the memory of paused sandboxes.", nil, nil)
+
 var stateDesc = prometheus.NewDesc("warren_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
 
 // Describe implements [prometheus.Collector].
-func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) { ch <- stateDesc }
+func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- stateDesc
+	ch <- imagesDesc
+}
 
 // Collect implements [prometheus.Collector].
 func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
-	n := map[State]int{Creating: 0, Running: 0, Failed: 0, Deleting: 0}
+	n := map[State]int{Creating: 0, Running: 0, Paused: 0, Failed: 0, Deleting: 0}
+	var images int64
 	s.e.mu.Lock()
 	for _, sb := range s.e.boxes {
 		n[sb.state()]++
+		images += sb.image
 	}
 	s.e.mu.Unlock()
+	ch <- prometheus.MustNewConstMetric(imagesDesc, prometheus.GaugeValue, float64(images))
 	for state, count := range n {
 		ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, float64(count), string(state))
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/warren-sandbox/warren"
@@ -47,7 +48,15 @@ func (e *Engine) dropImage(id warren.SandboxID) error {
 	if e.opts.PauseDir == "" {
 		return nil
 	}
-	return errors.Join(os.RemoveAll(e.imageDir(id)+unfinished), os.RemoveAll(e.imageDir(id)))
+	if err := errors.Join(os.RemoveAll(e.imageDir(id)+unfinished), os.RemoveAll(e.imageDir(id))); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if sb := e.boxes[id]; sb != nil {
+		e.countImage(sb, 0)
+	}
+	return nil
 }
 
 // hasImage says whether a whole image is there.
@@ -59,7 +68,7 @@ func (e *Engine) hasImage(id warren.SandboxID) bool {
 	return err == nil
 }
 
-// imageSize adds up the files of an image.
+// imageSize adds up what the files of an image take on disk, which is less than their size where they have holes.
 func (e *Engine) imageSize(id warren.SandboxID) int64 {
 	var size int64
 	filepath.WalkDir(e.imageDir(id), func(_ string, d fs.DirEntry, err error) error {
@@ -67,7 +76,11 @@ func (e *Engine) imageSize(id warren.SandboxID) int64 {
 			return nil // a size is no reason to fail
 		}
 		if fi, err := d.Info(); err == nil && fi.Mode().IsRegular() {
-			size += fi.Size()
+			n := fi.Size()
+			if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Blocks > 0 {
+				n = min(n, st.Blocks*512)
+			}
+			size += n
 		}
 		return nil
 	})
@@ -82,15 +95,23 @@ func (e *Engine) snapshotter(name string) (driver.Snapshotter, error) {
 	}
 	s, ok := driver.As[driver.Snapshotter](d)
 	if !ok || e.opts.PauseDir == "" {
-		return nil, fmt.Errorf("driver %s cannot keep the memory of a sandbox, so it cannot pause one: %w", name, errUnsupported)
+		return nil, fmt.Errorf("driver %s cannot keep the memory of a sandbox, so it cannot pause one%s: %w", name, e.pausers(), errUnsupported)
 	}
 	return s, nil
 }
 
-// pausedError says why a paused sandbox cannot be used. A call does not resume it by itself: the clients that were
-// attached when it was paused come back at once, and would undo every pause. The caller holds mu.
-func pausedError(sb *sandbox) error {
-	return fmt.Errorf("sandbox %s is paused; `warren resume %s`: %w", sb.label(), sb.label(), warren.ErrState)
+// pausers says which drivers of this server can keep memory, after a semicolon, and nothing when none can.
+func (e *Engine) pausers() string {
+	var can []string
+	for _, name := range sortedKeys(e.opts.Drivers) {
+		if _, ok := driver.As[driver.Snapshotter](e.opts.Drivers[name]); ok && e.opts.PauseDir != "" {
+			can = append(can, name)
+		}
+	}
+	if len(can) == 0 {
+		return ""
+	}
+	return "; " + strings.Join(can, ", ") + " can"
 }
 
 // Pause writes the memory of a running sandbox to disk and ends its processes. Connections into it end; what clients were
@@ -112,21 +133,34 @@ func (e *Engine) change(ctx context.Context, c Caller, ref, kind string, from, t
 	e.mu.Lock()
 	sb, err := e.find(c, ref)
 	e.mu.Unlock()
+	if err == nil {
+		err = e.shift(ctx, sb, c.User, kind, from, to, via, run)
+	}
 	if err != nil {
 		return nil, err
 	}
+	return e.Get(ctx, c, string(sb.row.ID))
+}
+
+// shift is change for a sandbox that was found.
+func (e *Engine) shift(ctx context.Context, sb *sandbox, actor, kind string, from, to, via State, run func(context.Context, *sandbox, string) error) error {
 	for {
 		e.mu.Lock()
 		if sb.gone {
 			e.mu.Unlock()
-			return nil, notFound("sandbox", string(sb.row.ID))
+			return notFound("sandbox", string(sb.row.ID))
+		}
+		if err := sb.settling(); err != nil {
+			e.mu.Unlock()
+			return err
 		}
 		op := sb.op
 		if op == nil {
+			var err error
 			switch s := sb.state(); {
 			case s == to:
 				e.mu.Unlock()
-				return e.Get(ctx, c, string(sb.row.ID))
+				return nil
 			case s != from:
 				err = fmt.Errorf("sandbox %s is %s, so it cannot %s: %w", sb.label(), s, kind, warren.ErrState)
 				if s == Failed {
@@ -136,22 +170,24 @@ func (e *Engine) change(ctx context.Context, c Caller, ref, kind string, from, t
 				_, err = e.snapshotter(sb.row.Driver)
 			}
 			if err == nil && from == Paused {
-				err = e.reserve(sb.row.Owner, usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory})
+				if err = e.reserve(sb.row.Owner, usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory}); err != nil {
+					err = fmt.Errorf("sandbox %s is paused and cannot be resumed: %w", sb.label(), err)
+				}
 			}
 			if err != nil {
 				e.mu.Unlock()
-				return nil, err
+				return err
 			}
 			rctx, cancel := context.WithTimeout(e.ctx, e.opts.CreateTimeout)
 			op = newOperation(kind, cancel)
-			sb.op = op
+			sb.op, sb.cause = op, pauseCause{reason: PauseAsked}
 			e.setState(sb, via)
-			if !e.spawn(func() { e.finish(sb, op, run(rctx, sb, c.User)) }) {
+			if !e.spawn(func() { e.finish(sb, op, run(rctx, sb, actor)) }) {
 				e.setState(sb, from)
 				sb.op = nil
 				e.mu.Unlock()
 				cancel()
-				return nil, errClosing
+				return errClosing
 			}
 		}
 		e.mu.Unlock()
@@ -159,13 +195,10 @@ func (e *Engine) change(ctx context.Context, c Caller, ref, kind string, from, t
 		case <-op.done:
 		case <-op.first:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 		if op.kind == kind {
-			if op.err != nil {
-				return nil, op.err
-			}
-			return e.Get(ctx, c, string(sb.row.ID))
+			return op.err
 		}
 	}
 }
@@ -185,11 +218,18 @@ func (e *Engine) enter(ctx context.Context, sb *sandbox, s State, event *store.E
 	if err != nil {
 		return err
 	}
+	var image int64
+	if s == Paused {
+		image = e.imageSize(sb.row.ID)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.setState(sb, s)
-	if s == Running {
+	switch s {
+	case Running:
 		sb.active = e.line.now()
+	case Paused:
+		e.countImage(sb, image)
 	}
 	e.schedule(sb)
 	return nil
@@ -245,13 +285,20 @@ func (e *Engine) unpause(ctx context.Context, sb *sandbox, cause error) error {
 
 func (e *Engine) pause(ctx context.Context, sb *sandbox, actor string) error {
 	e.mu.Lock()
+	cause := sb.cause
+	sb.row.PauseReason = cause.reason
 	row := sb.row
 	e.mu.Unlock()
 	s, err := e.snapshotter(row.Driver)
 	if err != nil {
 		return err
 	}
-	if err := e.enter(ctx, sb, Pausing, e.event(actor, "sandbox.pause", &row, "")); err != nil {
+	give, err := e.takeDisk(ctx, &row)
+	if err != nil {
+		return err
+	}
+	defer give()
+	if err := e.enter(ctx, sb, Pausing, cause.event(e, actor, &row)); err != nil {
 		return err
 	}
 	if err := fpPauseIntent.Hit(); err != nil {
@@ -266,6 +313,9 @@ func (e *Engine) pause(ctx context.Context, sb *sandbox, actor string) error {
 	}
 	if err := e.starts.acquire(ctx, row.Owner); err != nil {
 		return err
+	}
+	if err := quiesceGuest(ctx, e.opts.Drivers[row.Driver], row.ID); err != nil {
+		e.log.Debug("guest not made small", "sandbox", row.ID, "error", err)
 	}
 	img, err := s.Snapshot(ctx, row.ID, dir+unfinished, true)
 	e.starts.release()
@@ -289,6 +339,7 @@ func (e *Engine) pause(ctx context.Context, sb *sandbox, actor string) error {
 		return err
 	}
 	fpPausePaused.Hit() // too late to fail
+	e.metrics.pauses.WithLabelValues(cause.reason).Inc()
 	dctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 	defer cancel()
 	if err := e.opts.Drivers[row.Driver].Delete(dctx, row.ID); err != nil {
@@ -323,7 +374,42 @@ func syncDir(name string) error {
 }
 
 func (e *Engine) runResume(ctx context.Context, sb *sandbox, actor string) error {
-	err := e.resume(ctx, sb, actor)
+	err := e.resumeFor(ctx, sb, actor, "resume")
+	if errors.Is(err, driver.ErrImage) {
+		return e.fallBack(ctx, sb, actor, err)
+	}
+	return err
+}
+
+// fallBack starts a sandbox anew on its workspace whose image turned out to be damaged, and always returns an error that says so:
+// whoever asked for it finds other processes than were there. The next call finds a sandbox that runs.
+func (e *Engine) fallBack(ctx context.Context, sb *sandbox, actor string, damage error) error {
+	e.mu.Lock()
+	err := ctx.Err()
+	if err == nil {
+		err = e.reserve(sb.row.Owner, usage{cpu: int64(sb.row.CPUMillis), memory: sb.row.Memory})
+	}
+	was, label := sb.row, sb.label()
+	if err == nil {
+		e.setState(sb, Creating)
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return errors.Join(damage, err)
+	}
+	if err := e.runRestart(ctx, sb, was, actor, ""); err != nil {
+		return fmt.Errorf("%w (%w)", err, damage)
+	}
+	back := ""
+	if was.SnapshotID != "" {
+		back = fmt.Sprintf("; `warren rollback %s %s` goes back to its last snapshot", label, was.SnapshotID)
+	}
+	return fmt.Errorf("%w; it has been started anew on its workspace, which is intact, and runs: what was in memory is lost%s", damage, back)
+}
+
+// resumeFor resumes a sandbox, whose guest is told why. When it fails the sandbox is paused.
+func (e *Engine) resumeFor(ctx context.Context, sb *sandbox, actor, event string) error {
+	err := e.resume(ctx, sb, actor, event)
 	if err == nil {
 		return nil
 	}
@@ -348,14 +434,14 @@ func (e *Engine) runResume(ctx context.Context, sb *sandbox, actor string) error
 	case context.Cause(ctx) == context.Canceled:
 		return fmt.Errorf("the resume of sandbox %s was cut short by its delete: %w", label, warren.ErrState)
 	case errors.Is(err, driver.ErrImage):
-		return fmt.Errorf("sandbox %s cannot go on: %w; it stays paused and its workspace is intact: `warren restart %s` starts it anew: %w", label, err, label, warren.ErrState)
+		return fmt.Errorf("sandbox %s cannot go on: %w: %w", label, err, warren.ErrState)
 	case errors.Is(err, errUnsupported):
 		return fmt.Errorf("sandbox %s stays paused: %w; where its image cannot be resumed, `warren restart %s` starts it anew on its workspace", label, err, label)
 	}
 	return fmt.Errorf("sandbox %s stays paused: %w; should it never resume, `warren restart %s` starts it anew on its workspace", label, err, label)
 }
 
-func (e *Engine) resume(ctx context.Context, sb *sandbox, actor string) error {
+func (e *Engine) resume(ctx context.Context, sb *sandbox, actor, event string) error {
 	e.mu.Lock()
 	row := sb.row
 	e.mu.Unlock()
@@ -365,7 +451,7 @@ func (e *Engine) resume(ctx context.Context, sb *sandbox, actor string) error {
 	if err := fpResumeIntent.Hit(); err != nil {
 		return err
 	}
-	if err := e.execute(ctx, &row, e.imageDir(row.ID)); err != nil {
+	if err := e.execute(ctx, &row, bootRequest{memory: e.imageDir(row.ID), event: event}); err != nil {
 		return err
 	}
 	if err := fpResumeRestored.Hit(); err != nil {
@@ -380,6 +466,7 @@ func (e *Engine) resumed(ctx context.Context, sb *sandbox, event *store.Event) e
 		return err
 	}
 	fpResumeRunning.Hit() // too late to fail
+	e.metrics.resumes.Inc()
 	if err := e.dropImage(sb.row.ID); err != nil {
 		e.log.Warn("image not removed until the next start of the server", "sandbox", sb.row.ID, "error", err)
 	}
@@ -391,7 +478,7 @@ func (e *Engine) resumed(ctx context.Context, sb *sandbox, event *store.Event) e
 // settlePause brings a sandbox to rest whose pause or resume was cut short, and removes what a paused one has of an
 // execution. It goes on until the driver answers.
 func (e *Engine) settlePause(sb *sandbox, op *operation) {
-	wait := 100 * time.Millisecond
+	var wait time.Duration
 	for {
 		err := e.settlePauseOnce(sb)
 		if err == nil || e.ctx.Err() != nil {
@@ -399,13 +486,10 @@ func (e *Engine) settlePause(sb *sandbox, op *operation) {
 			return
 		}
 		e.log.Warn("interrupted pause or resume not settled yet", "sandbox", sb.row.ID, "error", err)
-		select {
-		case <-e.clock.After(wait):
-		case <-e.ctx.Done():
+		if !e.again(e.ctx, &wait) {
 			e.finish(sb, op, errClosing)
 			return
 		}
-		wait = min(2*wait, 30*time.Second)
 	}
 }
 
@@ -415,6 +499,9 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 	e.mu.Lock()
 	row := sb.row
 	e.mu.Unlock()
+	if State(row.State) == RollingBack {
+		return e.settleRollback(sb)
+	}
 	d := e.opts.Drivers[row.Driver]
 	all, err := d.List(ctx)
 	if err != nil {
@@ -456,7 +543,7 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 		if err != nil {
 			return err
 		}
-		if e.greet(ctx, bootRequest{row: &row, spec: spec, image: img}) != nil {
+		if e.greet(ctx, bootRequest{row: &row, spec: spec, image: img, event: "resume"}) != nil {
 			break // from the image again
 		}
 		return e.resumed(ctx, sb, e.event("warren", "sandbox.running", &row, "resumed; the server was started again meanwhile"))
@@ -489,7 +576,7 @@ func (e *Engine) dropImages(do func(func())) error {
 		id := warren.SandboxID(strings.TrimSuffix(d.Name(), unfinished))
 		if sb := e.boxes[id]; sb != nil {
 			switch sb.state() {
-			case Pausing, Paused, Resuming:
+			case Pausing, Paused, Resuming, RollingBack:
 				continue
 			}
 			if d := e.opts.Drivers[sb.row.Driver]; d == nil {

@@ -34,8 +34,8 @@ func TestPauseResume(t *testing.T) {
 	if p.State != Paused || p.ImageSize == 0 || p.Generation != 1 {
 		t.Errorf("paused: %+v", p)
 	}
-	if _, now := r.usageNow(); now != (usage{sandboxes: 1, disk: running.disk}) {
-		t.Errorf("a paused sandbox counts for %+v", now)
+	if _, now := r.usageNow(); now != (usage{sandboxes: 1, disk: running.disk + p.ImageSize}) {
+		t.Errorf("a paused sandbox counts for %+v, its image is %d bytes", now, p.ImageSize)
 	}
 	if r.world.Len() != 0 {
 		t.Error("the driver still has an execution")
@@ -44,7 +44,7 @@ func TestPauseResume(t *testing.T) {
 	if again.State != Paused {
 		t.Errorf("paused again: %+v", again)
 	}
-	_, err := r.Dial(ctx, alice, "box", warren.GuestPort)
+	_, err := r.Dial(ComingBack(ctx), alice, "box", warren.GuestPort)
 	if !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "is paused; `warren resume box`") {
 		t.Errorf("dial: %v", err)
 	}
@@ -123,7 +123,7 @@ func TestPauseFails(t *testing.T) {
 	}
 }
 
-// TestResumeDamaged says that an image is damaged, keeps the sandbox paused, and starts it anew when asked to.
+// TestResumeDamaged says that an image is damaged, and starts the sandbox anew.
 func TestResumeDamaged(t *testing.T) {
 	r := newRig(t, nil)
 	sb := r.create(alice, Spec{Name: "box"})
@@ -138,18 +138,35 @@ func TestResumeDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = r.Resume(t.Context(), alice, "box")
-	if !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "warren restart box") {
+	if !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "started anew on its workspace") {
 		t.Errorf("resume: %v", err)
 	}
 	got, err := r.Get(t.Context(), alice, "box")
-	if err != nil || got.State != Paused {
+	if err != nil || got.State != Running || got.Generation != 2 {
 		t.Fatalf("after it: %+v, %v", got, err)
-	}
-	if got, err = r.Restart(t.Context(), alice, "box"); err != nil || got.State != Running || got.Generation != 2 {
-		t.Fatalf("restart: %+v, %v", got, err)
 	}
 	if names, err := os.ReadDir(r.opts.PauseDir); err != nil || len(names) != 0 {
 		t.Errorf("left: %v, %v", names, err)
+	}
+	r.delete(alice, "box")
+	r.empty()
+}
+
+// TestRestartOfPausedFails lets the start of a paused sandbox fail: it stays paused and its memory is not lost.
+func TestRestartOfPausedFails(t *testing.T) {
+	r := newRig(t, nil)
+	sb := r.create(alice, Spec{Name: "box"})
+	r.pauseNow(sb.ID)
+	r.world.Inject(fake.OpCreate, fake.Fault{Err: errors.New("too many open files")})
+	if _, err := r.Restart(t.Context(), alice, "box"); err == nil || !strings.Contains(err.Error(), "it stays paused") {
+		t.Errorf("restart: %v", err)
+	}
+	if got, err := r.Get(t.Context(), alice, "box"); err != nil || got.State != Paused || got.Generation != 1 {
+		t.Fatalf("after it: %+v, %v", got, err)
+	}
+	r.world.Inject(fake.OpCreate, fake.Fault{})
+	if got, err := r.Resume(t.Context(), alice, "box"); err != nil || got.State != Running || got.Generation != 1 {
+		t.Fatalf("resume: %+v, %v", got, err)
 	}
 	r.delete(alice, "box")
 	r.empty()

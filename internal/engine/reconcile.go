@@ -60,7 +60,7 @@ func decide(row *store.Sandbox, st *driver.Status, keyed bool) decision {
 			return sweepOff
 		}
 		return leave
-	case Pausing, Resuming:
+	case Pausing, Resuming, RollingBack:
 		return settle
 	case Paused:
 		if st != nil {
@@ -84,6 +84,13 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		return err
 	}
 	if e.lastNum, e.lastSpace, err = e.store.LastNums(ctx); err != nil {
+		return err
+	}
+	snaps, err := e.store.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	if e.lastSnap, err = e.store.LastSnapshot(ctx); err != nil {
 		return err
 	}
 	have := e.listDrivers(ctx)
@@ -116,6 +123,10 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			e.spaceNames[ownedName{row.Owner, row.Name}] = w
 		}
 	}
+	for _, row := range snaps {
+		// What a rollback that was cut short goes on with.
+		e.snaps[row.ID] = &snapshot{row: *row}
+	}
 	count := map[decision]int{}
 	for _, row := range rows {
 		count[e.load(row, have, keyed[string(row.ID)], do)]++
@@ -138,9 +149,15 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	if err := e.dropImages(do); err != nil {
 		return err
 	}
+	if err := e.loadSnapshots(snaps, do); err != nil {
+		return err
+	}
 	if p, ok := e.opts.Images.(HostPruner); ok {
 		keep := map[string]bool{}
 		for _, row := range rows {
+			keep[row.ImageDigest] = true
+		}
+		for _, row := range snaps {
 			keep[row.ImageDigest] = true
 		}
 		do(func() {
@@ -188,7 +205,7 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 	now := e.line.now()
 	sb := &sandbox{row: *row, stored: true, timer: -1, born: now - int64(soon), active: now}
 	switch State(row.State) {
-	case Creating, Running, Pausing, Paused, Resuming, Failed, Deleting:
+	case Creating, Running, Pausing, Paused, Resuming, RollingBack, Failed, Deleting:
 	default:
 		sb.row.Damaged = fmt.Sprintf("its state is %q", row.State)
 	}
@@ -245,12 +262,11 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 
 // addUsage counts a loaded sandbox, whatever the budgets say. The caller holds mu.
 func (e *Engine) addUsage(sb *sandbox) {
-	u := e.usage[sb.row.Owner]
-	if u == nil {
-		u = &usage{}
-		e.usage[sb.row.Owner] = u
+	u := e.usageOf(sb.row.Owner)
+	if sb.state() == Paused {
+		sb.image = e.imageSize(sb.row.ID)
 	}
-	c := cost(sb.limits(), sb.executing())
+	c := sb.cost()
 	u.add(c, 1)
 	e.total.add(c, 1)
 }
@@ -368,7 +384,7 @@ func (e *Engine) removeExecution(sb *sandbox) {
 // removeStranger removes a sandbox that a driver has and the store has not. A driver's state belongs to one data
 // directory, and with it to this store: what is in it is of our making.
 func (e *Engine) removeStranger(name string, id warren.SandboxID) {
-	wait := 100 * time.Millisecond
+	var wait time.Duration
 	for {
 		ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 		err := e.opts.Drivers[name].Delete(ctx, id)
@@ -383,12 +399,9 @@ func (e *Engine) removeStranger(name string, id warren.SandboxID) {
 		}
 		cancel()
 		e.metrics.driverError(name, "delete")
-		select {
-		case <-e.clock.After(wait):
-		case <-e.ctx.Done():
+		if !e.again(e.ctx, &wait) {
 			return
 		}
-		wait = min(2*wait, 30*time.Second)
 	}
 }
 

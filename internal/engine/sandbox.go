@@ -31,9 +31,20 @@ type sandbox struct {
 	timer    int   // index in Engine.timers, -1 when it has none
 	born     int64 // line reading of the start of this execution
 
-	marked    bool  // the first command was recorded
-	failures  int   // executions that failed soon after their start, in a row
-	notBefore int64 // line reading before which no use restarts it
+	dialled map[*use]struct{} // those of uses that are connections to ports
+	looked  bool              // somebody looks whether it is idle
+	awake   int64             // line reading when its processes were last found at work
+	held    int64             // line reading before which it is not paused for idling
+	cause   pauseCause        // of the pause under way
+	// pauseFailures are pauses that nobody asked for and that failed, in a row.
+	pauseFailures int
+	image         int64 // bytes of its memory image, which count as disk
+
+	policy    string // what it may reach, for one that runs
+	cardLost  uint32 // the generation that was found to have lost its card
+	marked    bool   // the first command was recorded
+	failures  int    // executions that failed soon after their start, in a row
+	notBefore int64  // line reading before which no use restarts it
 }
 
 // operation is what holds a sandbox: "create", "restart", "pause", "resume" or "delete".
@@ -45,6 +56,8 @@ type operation struct {
 	// first is closed after the first attempt of a delete, whose result firstErr is.
 	first    chan struct{}
 	firstErr error
+	// lingers, set before first is closed, is why what is removed is still there while the removal is tried again.
+	lingers error
 	// workspace says that a delete takes the workspace too, whatever the row says.
 	workspace bool
 }
@@ -71,6 +84,10 @@ func (e *Engine) hold(ctx context.Context, sb *sandbox, kind string, cancel cont
 			e.mu.Unlock()
 			return nil, notFound("sandbox", string(sb.row.ID))
 		}
+		if err := sb.settling(); err != nil {
+			e.mu.Unlock()
+			return nil, err
+		}
 		old := sb.op
 		if old == nil {
 			op := newOperation(kind, cancel)
@@ -84,6 +101,18 @@ func (e *Engine) hold(ctx context.Context, sb *sandbox, kind string, cancel cont
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// again waits before another try of what has to succeed some time, twice as long each time, and returns false when ctx ends
+// first. wait is 0 before the first.
+func (e *Engine) again(ctx context.Context, wait *time.Duration) bool {
+	*wait = min(max(2**wait, 100*time.Millisecond), 30*time.Second)
+	select {
+	case <-e.clock.After(*wait):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -127,7 +156,7 @@ func (e *Engine) drop(sb *sandbox) {
 	if ws := e.spaces[sb.row.WorkspaceID]; ws != nil && ws.box == sb {
 		ws.box = nil
 	}
-	e.unreserve(sb.row.Owner, cost(sb.limits(), sb.executing()))
+	e.unreserve(sb.row.Owner, sb.cost())
 	e.timers.remove(sb)
 }
 
@@ -233,7 +262,7 @@ func ambiguous(what, ref string, each func(func(id, name string))) error {
 	if n == 1 {
 		return fmt.Errorf("%q is too short for the id of %s %s; give at least %d characters: %w", ref, what, list[0], minPrefix, warren.ErrInvalid)
 	}
-	return fmt.Errorf("%q is ambiguous, it names %d %s: %s%s; give more of the id: %w", ref, n, map[string]string{"sandbox": "sandboxes", "workspace": "workspaces"}[what], strings.Join(list, ", "), more, warren.ErrInvalid)
+	return fmt.Errorf("%q is ambiguous, it names %d %s: %s%s; give more of the id: %w", ref, n, map[string]string{"sandbox": "sandboxes", "workspace": "workspaces", "snapshot": "snapshots"}[what], strings.Join(list, ", "), more, warren.ErrInvalid)
 }
 
 // Resolve returns the id that an id, a name or a unique prefix stands for.
@@ -253,13 +282,22 @@ func (e *Engine) view(sb *sandbox) *Sandbox {
 	v := &Sandbox{
 		ID: r.ID, Name: r.Name, State: State(r.State), Image: r.Image, ImageDigest: r.ImageDigest, WorkspaceID: r.WorkspaceID,
 		Driver: r.Driver, Limits: sb.limits(), Labels: maps.Clone(r.Labels), Created: r.Created, LastActive: r.LastActive,
-		Generation: r.Generation, Owner: r.Owner, Network: "none",
+		Generation: r.Generation, Owner: r.Owner, Network: "none", SnapshotID: r.SnapshotID, SourceID: r.SourceID,
 	}
 	if sb.inUse() {
 		v.LastActive = e.clock.Now()
 	}
-	if at, _ := e.deadline(sb); at != 0 {
-		v.Expires = e.line.wall(at)
+	switch d := e.deadline(sb); {
+	case d.pause && r.Expires != 0:
+		v.Expires = e.line.wall(r.Expires)
+	case d.at != 0 && !d.pause:
+		v.Expires = e.line.wall(d.at)
+	}
+	v.IdleTimeout, v.IdleAction, v.NoAutoResume = r.Idle, e.idleAction(r), r.NoAutoResume
+	if v.State == Paused {
+		if v.ImageSize, v.PauseReason = sb.image, r.PauseReason; v.PauseReason == "" {
+			v.PauseReason = PauseAsked
+		}
 	}
 	if r.Failure != nil {
 		v.Failure = &Failure{Reason: r.Failure.Reason, Message: r.Failure.Message, Time: r.Failure.Time}
@@ -284,9 +322,6 @@ func (e *Engine) fill(ctx context.Context, views ...*Sandbox) error {
 		return err
 	}
 	for _, v := range views {
-		if v.State == Paused {
-			v.ImageSize = e.imageSize(v.ID)
-		}
 		row, ok := specs[v.ID]
 		if !ok {
 			continue // not stored yet, or gone meanwhile
@@ -299,6 +334,10 @@ func (e *Engine) fill(ctx context.Context, views ...*Sandbox) error {
 		}
 		// What can be updated is in the row.
 		v.Spec.Name, v.Spec.Labels = v.Name, v.Labels
+		if v.Spec.Policy != "" {
+			v.Network = v.Spec.Policy
+		}
+		v.Spec.IdleTimeout, v.Spec.IdleAction, v.Spec.NoAutoResume = v.IdleTimeout, v.IdleAction, v.NoAutoResume
 	}
 	return nil
 }
@@ -324,9 +363,9 @@ func (e *Engine) List(ctx context.Context, c Caller, r ListRequest) ([]*Sandbox,
 	}
 	for _, s := range r.States {
 		switch s {
-		case Creating, Running, Pausing, Paused, Resuming, Failed, Deleting:
+		case Creating, Running, Pausing, Paused, Resuming, RollingBack, Failed, Deleting:
 		default:
-			return nil, "", fmt.Errorf("state %q is not known (creating, running, pausing, paused, resuming, failed, deleting): %w", s, warren.ErrInvalid)
+			return nil, "", fmt.Errorf("state %q is not known (creating, running, pausing, paused, resuming, rolling-back, failed, deleting): %w", s, warren.ErrInvalid)
 		}
 	}
 	var found []*sandbox
@@ -442,6 +481,15 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 	err := checkLabels(row.Labels)
 	if r.IdleTimeout != nil {
 		row.Idle = *r.IdleTimeout
+	}
+	if r.IdleAction != nil {
+		row.IdleAction = string(*r.IdleAction)
+		if err == nil {
+			err = e.checkIdleAction(*r.IdleAction, row.Driver)
+		}
+	}
+	if r.AutoResume != nil {
+		row.NoAutoResume = !*r.AutoResume
 	}
 	if r.TTL != nil {
 		row.Expires = 0

@@ -282,8 +282,16 @@ func (e *Engine) DeleteImage(ctx context.Context, c Caller, ref string, allowMis
 			return fmt.Errorf("image %s is in use by sandbox %s; delete that first (`warren rm %s`): %w", img.Name, label, label, warren.ErrState)
 		}
 	}
+	for _, p := range e.snaps {
+		if p.row.ImageDigest == img.Digest && names <= 1 {
+			label := p.label()
+			e.mu.Unlock()
+			return fmt.Errorf("image %s is in use by snapshot %s; delete that first (`warren snapshot rm %s`): %w", img.Name, label, label, warren.ErrState)
+		}
+	}
 	end := e.images.begin(img.Digest)
 	e.mu.Unlock()
+	e.coolPool(true, img.Digest)
 	err = e.opts.Images.Delete(ctx, img.Name)
 	e.mu.Lock()
 	end()

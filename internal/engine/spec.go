@@ -107,9 +107,16 @@ func (e *Engine) normal(c Caller, s *Spec) error {
 	}
 	d := e.opts.Drivers[s.Driver]
 	if d == nil {
-		return invalid("driver", s.Driver, "this server has "+driverNames(e.opts.Drivers))
+		has := "this server has " + driverNames(e.opts.Drivers)
+		if why := e.opts.Unavailable[s.Driver]; why != "" {
+			has = fmt.Sprintf("it could not be opened when the server started: %s; %s; once that is mended, `warren shutdown` and try again, for a server looks only when it starts", why, has)
+		}
+		return invalid("driver", s.Driver, has)
 	}
 	if err := checkOptions(s.Driver, d, s.DriverOptions); err != nil {
+		return err
+	}
+	if err := e.checkPolicy(s, d); err != nil {
 		return err
 	}
 	if err := e.checkResources(&s.Resources); err != nil {
@@ -135,6 +142,9 @@ func (e *Engine) normal(c Caller, s *Spec) error {
 		s.IdleTimeout = e.opts.DefaultIdleTimeout
 	}
 	if err := checkTimeout("idle timeout", s.IdleTimeout); err != nil {
+		return err
+	}
+	if err := e.checkIdleAction(s.IdleAction, s.Driver); err != nil {
 		return err
 	}
 	return checkTimeout("ttl", s.TTL)

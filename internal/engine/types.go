@@ -39,8 +39,10 @@ const (
 	Pausing  State = "pausing"
 	Paused   State = "paused"
 	Resuming State = "resuming"
-	Failed   State = "failed"
-	Deleting State = "deleting"
+	// RollingBack means that nothing but the snapshot counts any more, on the way to running or paused.
+	RollingBack State = "rolling-back"
+	Failed      State = "failed"
+	Deleting    State = "deleting"
 )
 
 // Resources of a sandbox; 0 means the default.
@@ -84,6 +86,15 @@ type Spec struct {
 	TTL           time.Duration     `json:"ttl,omitempty"`
 	KeepWorkspace bool              `json:"keep_workspace,omitempty"`
 	DriverOptions map[string]string `json:"driver_options,omitempty"`
+	// Policy names what the sandbox may reach, see network.go.
+	Policy string `json:"policy,omitempty"`
+	// Snapshot to go on from, by id or name. What it holds (image, driver, mounts, disk, environment) is not to be
+	// given too, or the same.
+	Snapshot string `json:"snapshot,omitempty"`
+	// Template whose snapshot to go on from. It is resolved when the create begins.
+	Template     string     `json:"template,omitempty"`
+	IdleAction   IdleAction `json:"idle_action,omitempty"`
+	NoAutoResume bool       `json:"no_auto_resume,omitempty"`
 }
 
 // CreateRequest asks for a sandbox.
@@ -127,7 +138,8 @@ type Sandbox struct {
 	Labels      map[string]string
 	Created     time.Time
 	LastActive  time.Time
-	// Expires is when TTL or idle timeout end it, whichever is first, if nothing happens until then; zero for never.
+	// Expires is when TTL or idle timeout end it, whichever is first, if nothing happens until then; zero for never. An idle
+	// timeout that pauses ends nothing.
 	Expires    time.Time
 	Failure    *Failure
 	Timing     []Milestone
@@ -137,6 +149,105 @@ type Sandbox struct {
 	Network    string
 	// ImageSize is the bytes that the memory image of a paused sandbox takes.
 	ImageSize int64
+	// SnapshotID is the last snapshot that was taken of it or that it was made from, SourceID the sandbox that it was
+	// forked from, if any; neither has to be there any more.
+	SnapshotID warren.SnapshotID
+	SourceID   warren.SandboxID
+	// PauseReason of a paused sandbox is PauseAsked, PauseIdle or PauseMemory.
+	PauseReason string
+	// What the spec said of idling, or what it was changed to.
+	IdleTimeout  time.Duration
+	IdleAction   IdleAction
+	NoAutoResume bool
+}
+
+// SnapshotKind says what a snapshot holds.
+type SnapshotKind string
+
+// The kinds of snapshots.
+const (
+	// MemorySnapshot is of memory, root changes and workspace at one instant.
+	MemorySnapshot SnapshotKind = "memory"
+	// FilesSnapshot is of root changes and workspace, for a cold start.
+	FilesSnapshot SnapshotKind = "files"
+)
+
+// Snapshot is what the engine tells about a snapshot. It is a copy.
+type Snapshot struct {
+	ID   warren.SnapshotID
+	Name string
+	Kind SnapshotKind
+	// SandboxID and SandboxName are those of the sandbox that it was taken of, which does not have to be there any more.
+	SandboxID   warren.SandboxID
+	SandboxName string
+	// ParentID is the snapshot before it, if it is still there.
+	ParentID    warren.SnapshotID
+	Driver      string
+	Image       string
+	ImageDigest string
+	Limits      driver.Limits
+	Created     time.Time
+	Owner       string
+	// MemorySize is the bytes of the memory image. FilesSize is those of the workspace and SharedSize how many of them
+	// other snapshots have too, when sizes are asked for.
+	MemorySize, FilesSize, SharedSize int64
+	// Stopped is how long the sandbox stood still; only the call that took it tells.
+	Stopped time.Duration
+}
+
+// Template is what the engine tells about a template. It is a copy.
+type Template struct {
+	ID, Name, Owner string
+	SnapshotID      warren.SnapshotID
+	// Recipe is a JSON object of the client that built it.
+	Recipe string
+	// IdleTimeout of what is made of it, unless that asks for one.
+	IdleTimeout time.Duration
+	// Version counts from 1 with each put.
+	Version          uint32
+	Created, Updated time.Time
+}
+
+// TemplateRequest asks for a template.
+type TemplateRequest struct {
+	Name, Snapshot, Recipe string
+	IdleTimeout            time.Duration
+}
+
+// SnapshotRequest asks for a snapshot of a sandbox.
+type SnapshotRequest struct {
+	ID, Name string
+	// FilesOnly leaves the memory out.
+	FilesOnly bool
+}
+
+// ForkRequest asks for sandboxes that go on from where one is.
+type ForkRequest struct {
+	ID string
+	// Count of children, 0 for one.
+	Count int
+	// Name of the child; of several the beginning, "-1" and so on follow.
+	Name string
+	// Env and Labels are added to those of the source. Env reaches processes that start from then on.
+	Env, Labels map[string]string
+	// TTL and IdleTimeout replace the source's where they are not 0.
+	TTL, IdleTimeout time.Duration
+	// All means that when one child fails, none stays.
+	All bool
+}
+
+// Forked is what became of one child.
+type Forked struct {
+	Sandbox *Sandbox
+	Err     error
+}
+
+// ForkResult is what became of a fork.
+type ForkResult struct {
+	Children []Forked
+	// Stopped is how long the source stood still.
+	Stopped time.Duration
+	Kind    SnapshotKind
 }
 
 // ListRequest chooses sandboxes.
@@ -156,6 +267,8 @@ type UpdateRequest struct {
 	IdleTimeout   *time.Duration
 	TTL           *time.Duration
 	KeepWorkspace *bool
+	IdleAction    *IdleAction
+	AutoResume    *bool
 }
 
 // DeleteRequest removes a sandbox.
@@ -376,6 +489,14 @@ type PushOptions struct {
 // PushResult is what was pushed where.
 type PushResult struct{ URL, Branch, Commit string }
 
+// WorkspaceCopy is a copy of a workspace under way. The sandbox that works in it stands still while Finish runs; Commit makes
+// the copy a workspace; Abort ends it, after a Commit without effect.
+type WorkspaceCopy interface {
+	Finish(ctx context.Context) error
+	Commit(ctx context.Context) (method string, err error)
+	Abort()
+}
+
 // Workspaces keeps the durable files.
 type Workspaces interface {
 	// Prepare makes the directories, in milliseconds; Populate fills them. Both may be repeated.
@@ -385,6 +506,13 @@ type Workspaces interface {
 	// Delete returns nil when there is none.
 	Delete(ctx context.Context, id warren.WorkspaceID) error
 	Copy(ctx context.Context, from, to warren.WorkspaceID) (method string, err error)
+	// BeginCopy begins a copy of one instant, see [WorkspaceCopy]; with keep nobody ever writes to it. Replace makes a
+	// workspace what another is, all or nothing, and may be repeated. Adopt gives a copy another id.
+	BeginCopy(ctx context.Context, from, to warren.WorkspaceID, keep bool) (WorkspaceCopy, error)
+	Replace(ctx context.Context, id, from warren.WorkspaceID) error
+	Adopt(ctx context.Context, from, to warren.WorkspaceID) error
+	// Usage is the bytes on disk, and how many of them other workspaces have too.
+	Usage(ctx context.Context, id warren.WorkspaceID) (total, shared int64, err error)
 	Size(ctx context.Context, id warren.WorkspaceID) (int64, error)
 	Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error
 	Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptions) (*Commit, error)

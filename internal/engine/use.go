@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/warren-sandbox/warren"
@@ -36,7 +36,7 @@ type Use interface {
 }
 
 // Hold begins a use of a running sandbox and returns its id and the use. A sandbox that starts is waited for; one that
-// failed is restarted if its policy says so.
+// failed is restarted if its policy says so, and one that is paused is resumed, see [ComingBack].
 func (e *Engine) Hold(ctx context.Context, c Caller, ref string) (warren.SandboxID, Use, error) {
 	sb, u, err := e.useOf(ctx, c, ref)
 	if err != nil {
@@ -67,7 +67,8 @@ func (e *Engine) Dial(ctx context.Context, c Caller, ref string, port uint16) (n
 		u.End()
 		return nil, err
 	}
-	return &usedConn{Conn: conn, release: u.End}, nil
+	u.dialled()
+	return &usedConn{Conn: conn, use: u}, nil
 }
 
 // DialPooled connects as [Engine.Dial] does, but the connection itself is no use: who keeps connections open between
@@ -84,12 +85,23 @@ func (e *Engine) DialPooled(ctx context.Context, c Caller, ref string, port uint
 // usedConn is a connection that is a use.
 type usedConn struct {
 	net.Conn
-	once    sync.Once
-	release func()
+	use *use
+}
+
+func (u *usedConn) Read(b []byte) (int, error) {
+	n, err := u.Conn.Read(b)
+	u.use.carried(n)
+	return n, err
+}
+
+func (u *usedConn) Write(b []byte) (int, error) {
+	n, err := u.Conn.Write(b)
+	u.use.carried(n)
+	return n, err
 }
 
 func (u *usedConn) Close() error {
-	u.once.Do(u.release)
+	u.use.End()
 	return u.Conn.Close()
 }
 
@@ -143,7 +155,7 @@ func (e *Engine) dial(ctx context.Context, sb *sandbox, port uint16, u *use) (ne
 		if err := e.died(ctx, sb, gen, nil); err != nil {
 			return nil, err
 		}
-		again, err := e.use(ctx, sb)
+		again, err := e.use(ComingBack(ctx), sb)
 		if err != nil {
 			return nil, err
 		}
@@ -164,10 +176,14 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 		case sb.state() == Deleting:
 			e.mu.Unlock()
 			return nil, fmt.Errorf("sandbox %s is being deleted: %w", sb.label(), warren.ErrState)
-		case sb.state() == Running && (op == nil || op.kind == "update"):
+		case sb.state() == Running && (op == nil || op.kind == "update" || op.kind == "snapshot" || op.kind == "fork"):
 			sb.uses++
 			e.mu.Unlock()
 			return &use{e: e, sb: sb}, nil
+		case sb.settling() != nil:
+			err := sb.settling()
+			e.mu.Unlock()
+			return nil, err
 		case op != nil:
 			e.mu.Unlock()
 			select {
@@ -180,9 +196,14 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 				return nil, op.err
 			}
 		case sb.state() == Paused:
-			err := pausedError(sb)
+			err := mayResume(ctx, sb)
 			e.mu.Unlock()
-			return nil, err
+			if err == nil {
+				err = e.shift(ctx, sb, sb.row.Owner, "resume", Paused, Running, Resuming, e.runResume)
+			}
+			if err != nil {
+				return nil, err
+			}
 		case sb.state() == Failed && RestartPolicy(sb.row.Restart) == RestartOnFailure && sb.row.Damaged == "":
 			if wait := time.Duration(sb.notBefore - e.line.now()); wait > 0 {
 				err := fmt.Errorf("sandbox %s failed %d times in a row soon after its start (last: %s); it is not started again for %s, or `warren restart %s` starts it now: %w",
@@ -207,6 +228,26 @@ type use struct {
 	e              *Engine
 	sb             *sandbox
 	answered, over bool
+	// traffic is when a connection last carried something, as a line reading.
+	traffic atomic.Int64
+}
+
+// dialled makes the use one of a connection.
+func (u *use) dialled() {
+	u.traffic.Store(u.e.line.now())
+	u.e.mu.Lock()
+	defer u.e.mu.Unlock()
+	if u.sb.dialled == nil {
+		u.sb.dialled = map[*use]struct{}{}
+	}
+	u.sb.dialled[u] = struct{}{}
+}
+
+// carried notes that a connection has carried n bytes.
+func (u *use) carried(n int) {
+	if n > 0 {
+		u.traffic.Store(u.e.line.now())
+	}
 }
 
 // Answered implements [Use].
@@ -238,6 +279,7 @@ func (u *use) End() {
 	}
 	u.over = true
 	u.sb.uses--
+	delete(u.sb.dialled, u)
 	if u.answered {
 		u.sb.answered--
 	} else if u.sb.silent {
@@ -310,6 +352,10 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 			e.mu.Unlock()
 			return notFound("sandbox", string(sb.row.ID))
 		}
+		if err := sb.settling(); err != nil {
+			e.mu.Unlock()
+			return err
+		}
 		op := sb.op
 		if op == nil {
 			var err error
@@ -335,7 +381,7 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 			was := sb.row
 			sb.op = op
 			e.setState(sb, Creating)
-			if !e.spawn(func() { e.finish(sb, op, e.runRestart(rctx, sb, was, actor)) }) {
+			if !e.spawn(func() { e.finish(sb, op, e.runRestart(rctx, sb, was, actor, "")) }) {
 				e.setState(sb, State(was.State))
 				sb.op = nil
 				e.mu.Unlock()
@@ -356,7 +402,8 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 	}
 }
 
-func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox, actor string) error {
+// runRestart gives sb a new execution, over whose root comes what is in the layer, if one is named.
+func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox, actor, layer string) error {
 	e.mu.Lock()
 	sb.row.Generation++
 	sb.row.Failure = nil
@@ -380,7 +427,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	}
 	err := fpRestartIntent.Hit()
 	if err == nil {
-		err = e.execute(ctx, &row, "")
+		err = e.execute(ctx, &row, bootRequest{root: layer})
 	}
 	if err == nil {
 		row.State, row.LastActive = string(Running), e.clock.Now()
@@ -395,6 +442,10 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	}
 	if err == nil {
 		fpRestartRunning.Hit() // too late to fail
+		// That of a paused sandbox, which nobody wants to go on any more.
+		if err := e.dropImage(row.ID); err != nil {
+			e.log.Warn("image not removed until the next start of the server", "sandbox", row.ID, "error", err)
+		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		sb.row.State, sb.row.LastActive, sb.row.ImageDigest = row.State, row.LastActive, row.ImageDigest
@@ -414,6 +465,13 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	defer cancel()
 	e.removeExecution(sb)
 	err = cutShort(ctx, label, err)
+	if was.State == string(Paused) && e.hasImage(row.ID) {
+		// It may go on yet.
+		revert()
+		if perr := e.enter(cleanup, sb, Paused, e.event("warren", "sandbox.restart_failed", &was, err.Error())); perr == nil {
+			return fmt.Errorf("%w; it stays paused", err)
+		}
+	}
 	e.setFailed(cleanup, sb, store.Failure{Reason: "create", Message: err.Error(), Time: e.clock.Now()})
 	return err
 }
@@ -426,8 +484,8 @@ func cutShort(ctx context.Context, label string, err error) error {
 	return fmt.Errorf("restart sandbox %s: %w", label, err)
 }
 
-// execute removes the old execution and makes a new one, which boots, or goes on from an image.
-func (e *Engine) execute(ctx context.Context, row *store.Sandbox, image string) error {
+// execute removes the old execution and makes a new one, which boots, or goes on from a memory image, as r says.
+func (e *Engine) execute(ctx context.Context, row *store.Sandbox, r bootRequest) error {
 	d := e.opts.Drivers[row.Driver]
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
 	err := d.Delete(dctx, row.ID)
@@ -436,11 +494,7 @@ func (e *Engine) execute(ctx context.Context, row *store.Sandbox, image string) 
 		e.metrics.driverError(row.Driver, "delete")
 		return fmt.Errorf("remove the old execution: driver %s: %w", row.Driver, err)
 	}
-	if image == "" {
-		// That of a paused sandbox, which nobody wants to go on.
-		if err := e.dropImage(row.ID); err != nil {
-			return plainPath(err)
-		}
+	if r.memory == "" {
 		if err := fpRestartRemoved.Hit(); err != nil {
 			return err
 		}
@@ -470,8 +524,9 @@ func (e *Engine) execute(ctx context.Context, row *store.Sandbox, image string) 
 		return err
 	}
 	defer e.starts.release()
-	return e.boot(ctx, bootRequest{row: row, spec: spec, image: img, dirs: dirs, mounts: mounts, memory: image,
-		step: func(ctx context.Context, _ string, fn func(context.Context) error) error { return fn(ctx) }})
+	r.row, r.spec, r.image, r.dirs, r.mounts = row, spec, img, dirs, mounts
+	r.step = func(ctx context.Context, _ string, fn func(context.Context) error) error { return fn(ctx) }
+	return e.boot(ctx, r)
 }
 
 func (e *Engine) loadSpec(ctx context.Context, id warren.SandboxID) (*Spec, bool, error) {

@@ -111,7 +111,7 @@ func (r *rig) settle() {
 func TestExpiry(t *testing.T) {
 	r, c := timedRig(t, nil)
 	ctx := context.Background()
-	idle := r.create(alice, Spec{IdleTimeout: time.Minute})
+	idle := r.create(alice, Spec{IdleTimeout: time.Minute, IdleAction: IdleDelete})
 	ttl := r.create(alice, Spec{TTL: 2 * time.Minute, IdleTimeout: time.Hour})
 	kept := r.create(alice, Spec{TTL: time.Minute, KeepWorkspace: true})
 	forever := r.create(alice, Spec{})
@@ -157,7 +157,7 @@ func TestExpiry(t *testing.T) {
 		t.Errorf("the workspace of an expired sandbox: %v", err)
 	}
 	// A pooled connection is no use.
-	idle = r.create(alice, Spec{IdleTimeout: time.Minute})
+	idle = r.create(alice, Spec{IdleTimeout: time.Minute, IdleAction: IdleDelete})
 	conn, err = r.DialPooled(ctx, alice, string(idle.ID), warren.GuestPort)
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestClockJumps(t *testing.T) {
 	r, c := timedRig(t, nil)
 	var all []*Sandbox
 	for range 10 {
-		all = append(all, r.create(alice, Spec{TTL: 30 * time.Minute, IdleTimeout: 20 * time.Minute}))
+		all = append(all, r.create(alice, Spec{TTL: 30 * time.Minute, IdleTimeout: 20 * time.Minute, IdleAction: IdleDelete}))
 	}
 	alive := func(when string) {
 		t.Helper()
@@ -245,7 +245,7 @@ func TestExpiryBoundary(t *testing.T) {
 	ctx := context.Background()
 	used, late := 0, 0
 	for i := range 300 {
-		sb := r.create(alice, Spec{IdleTimeout: time.Second})
+		sb := r.create(alice, Spec{IdleTimeout: time.Second, IdleAction: IdleDelete})
 		start := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() { <-start; c.advance(time.Second) })
@@ -1084,7 +1084,7 @@ func TestMetrics(t *testing.T) {
 	for _, f := range all {
 		have[f.GetName()] = len(f.GetMetric())
 	}
-	for name, n := range map[string]int{"warren_sandboxes": 4, "warren_sandbox_creates_total": 2, "warren_sandbox_create_step_seconds": 6,
+	for name, n := range map[string]int{"warren_sandboxes": 5, "warren_paused_image_bytes": 1, "warren_sandbox_creates_total": 2, "warren_sandbox_create_step_seconds": 6,
 		"warren_start_queue_length": 1, "warren_store_commit_seconds": 1, "warren_sandbox_create_seconds": 1} {
 		if have[name] != n {
 			t.Errorf("%s has %d series, want %d", name, have[name], n)
@@ -1096,8 +1096,8 @@ func TestMetrics(t *testing.T) {
 func TestSilentGuest(t *testing.T) {
 	r, c := timedRig(t, func(o *Options) { o.DialTimeout = 50 * time.Millisecond })
 	ctx := context.Background()
-	sb := r.create(alice, Spec{IdleTimeout: time.Minute})
-	used := r.create(alice, Spec{IdleTimeout: time.Minute})
+	sb := r.create(alice, Spec{IdleTimeout: time.Minute, IdleAction: IdleDelete})
+	used := r.create(alice, Spec{IdleTimeout: time.Minute, IdleAction: IdleDelete})
 	_, waiting, err := r.Hold(ctx, alice, string(sb.ID))
 	if err != nil {
 		t.Fatal(err)

@@ -562,7 +562,7 @@ func (e *Engine) CopyWorkspace(ctx context.Context, c Caller, ref, name string) 
 			return nil, "", err
 		}
 	}
-	from, release, err := e.useWorkspace(c, ref)
+	from, release, err := e.readWorkspace(ctx, c, ref)
 	if err != nil {
 		return nil, "", err
 	}
@@ -585,7 +585,7 @@ func (e *Engine) CopyWorkspace(ctx context.Context, c Caller, ref, name string) 
 
 // Diff writes a patch of all changes since the workspace was cut.
 func (e *Engine) Diff(ctx context.Context, c Caller, ref string, o DiffOptions, w io.Writer) error {
-	ws, release, err := e.useWorkspace(c, ref)
+	ws, release, err := e.readWorkspace(ctx, c, ref)
 	if err != nil {
 		return err
 	}
@@ -595,7 +595,7 @@ func (e *Engine) Diff(ctx context.Context, c Caller, ref string, o DiffOptions, 
 
 // FormatPatch writes the commits of the workspace's branch as mails.
 func (e *Engine) FormatPatch(ctx context.Context, c Caller, ref string, w io.Writer) error {
-	ws, release, err := e.useWorkspace(c, ref)
+	ws, release, err := e.readWorkspace(ctx, c, ref)
 	if err != nil {
 		return err
 	}
@@ -605,7 +605,7 @@ func (e *Engine) FormatPatch(ctx context.Context, c Caller, ref string, w io.Wri
 
 // Commit records the changes of a workspace on a branch of its repository's mirror.
 func (e *Engine) Commit(ctx context.Context, c Caller, r CommitRequest) (*Commit, error) {
-	ws, release, err := e.useWorkspace(c, r.ID)
+	ws, release, err := e.readWorkspace(ctx, c, r.ID)
 	if err != nil {
 		return nil, err
 	}

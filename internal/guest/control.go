@@ -8,11 +8,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/warren-sandbox/warren/internal/guest/lifecycle"
 	"github.com/warren-sandbox/warren/internal/guest/memory"
 	"github.com/warren-sandbox/warren/internal/guest/wire"
 )
@@ -33,10 +33,18 @@ type initRequest struct {
 	MemoryLimitBytes int64             `json:"memoryLimitBytes"`
 	SandboxID        string            `json:"sandboxId"`
 	ChannelToken     *string           `json:"channelToken"`
+	// Event says what happened to the sandbox: "start", "resume", "fork" or "rollback".
+	Event string `json:"event"`
+	// Entropy is random bytes of the host's, for memory that was copied.
+	Entropy []byte `json:"entropy"`
+	// ParentID is the sandbox that this one was forked from.
+	ParentID string `json:"parentId"`
+	// Authority is a certificate, in PEM form, that the sandbox's programs are to trust.
+	Authority string `json:"authority"`
 }
 
 // init takes the settings of the sandbox from the host. It may come again, as after a restore; it replaces what came
-// before, but for tokens that it does not mention.
+// before, but for tokens that it does not mention. After an event it answers when the image's hooks have ended.
 func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	if !trusted(r) {
 		httpError(w, http.StatusForbidden, "only the host may set up the sandbox")
@@ -54,6 +62,10 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 		httpError(w, http.StatusBadRequest, "defaultWorkdir must be an absolute path")
 		return
 	}
+	if req.Event != "" && !lifecycle.Known(req.Event) {
+		httpError(w, http.StatusBadRequest, "event must be start, resume, fork or rollback")
+		return
+	}
 	if req.DefaultUser != "" {
 		u, err := s.user(req.DefaultUser)
 		if err != nil {
@@ -65,12 +77,20 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 			_ = furnish(u, "/etc/skel")
 		}
 	}
-	if req.Hostname != "" && s.cfg.ReapOrphans {
-		// Drivers name the sandbox too; not every one of them lets the guest do it.
-		_ = unix.Sethostname([]byte(req.Hostname))
+	if req.Authority != "" {
+		if err := s.trustAuthority(req.Authority); err != nil {
+			httpError(w, http.StatusBadRequest, err.Error())
+			return
+		}
 	}
 	s.mu.Lock()
 	st := &s.settings
+	if req.AccessToken == nil && req.Event == lifecycle.Fork {
+		// The token in the copied memory is the source's, and opens nothing here. Without one of its own the sandbox has a
+		// token that nobody knows.
+		req.AccessToken = new(string)
+		*req.AccessToken = randomName()
+	}
 	if req.AccessToken != nil {
 		st.token, st.signing = newSecret(*req.AccessToken), *req.AccessToken
 	}
@@ -88,7 +108,7 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	st.sandboxID, st.memoryLimit = req.SandboxID, req.MemoryLimitBytes
 	s.mu.Unlock()
 	s.guard.SetLimit(req.MemoryLimitBytes)
-	w.WriteHeader(http.StatusNoContent)
+	hooksAnswer(w, s.identity(&req))
 }
 
 // oom kills the largest process at once: the host has seen the memory run out before the guest did.
@@ -102,6 +122,20 @@ func (s *Server) oom(w http.ResponseWriter, r *http.Request) {
 	case !s.guard.KillNow():
 		httpError(w, http.StatusConflict, "there is no process to kill")
 	default:
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// quiesce gives back what memory the guest itself does not need: the host is about to write the sandbox's memory to disk.
+func (s *Server) quiesce(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case !trusted(r):
+		httpError(w, http.StatusForbidden, "only the host may say that the sandbox is to stand still")
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		httpError(w, http.StatusMethodNotAllowed, "use POST")
+	default:
+		debug.FreeOSMemory()
 		w.WriteHeader(http.StatusNoContent)
 	}
 }

@@ -22,12 +22,15 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/warren-sandbox/warren/internal/guest/account"
 	"github.com/warren-sandbox/warren/internal/guest/channel"
+	"github.com/warren-sandbox/warren/internal/guest/lifecycle"
 	"github.com/warren-sandbox/warren/internal/guest/memory"
 	"github.com/warren-sandbox/warren/internal/guest/process"
+	"github.com/warren-sandbox/warren/internal/guest/service"
 	"github.com/warren-sandbox/warren/internal/guest/session"
 	"github.com/warren-sandbox/warren/internal/guest/wire"
 )
@@ -47,6 +50,10 @@ type Config struct {
 	Env []string
 	// User and Dir are the default user and working directory until /init says otherwise.
 	User, Dir string
+	// RunDir is where software inside finds what the guest tells it, see package lifecycle; empty means nowhere.
+	RunDir string
+	// HookDir is where the image has its hooks; empty means that none are run.
+	HookDir string
 }
 
 // Server is a guest.
@@ -59,8 +66,14 @@ type Server struct {
 	watches  watchers
 	cpu      cpuMeter
 	sessions *session.Table
+	services *service.Table
 	guard    *memory.Guard
 	searches chan struct{} // holds a token for each search that runs
+	clients  atomic.Int64  // calls that follow a process or a session now
+
+	identities sync.Mutex // held while an event is taken in
+	history    lifecycle.History
+	furnished  sync.Once
 
 	mu       sync.RWMutex
 	settings settings
@@ -72,6 +85,7 @@ type settings struct {
 	signing      string // the token itself, which signatures are made with
 	channelToken *secret
 	env          map[string]string
+	trust        map[string]string // variables that name the certificates to trust
 	user, dir    string
 	sandboxID    string
 	memoryLimit  int64
@@ -114,6 +128,7 @@ func New(c Config) *Server {
 	s := &Server{cfg: c, inner: newInnerListener()}
 	s.table = process.NewTable(process.NewReaper(c.ReapOrphans), c.LogDir)
 	s.sessions = session.NewTable(s.table)
+	s.services = &service.Table{Start: s.startService}
 	s.guard = memory.New(s.killing)
 	s.searches = make(chan struct{}, maxSearches)
 	s.settings = settings{channelToken: newSecret(c.ChannelToken), user: c.User, dir: c.Dir}
@@ -168,11 +183,17 @@ func (s *Server) ServeInner() error { return s.Serve(s.inner) }
 
 // ServeChannel carries the streams of a channel until it ends. [Server.ServeInner] must run.
 func (s *Server) ServeChannel(conn net.Conn) error {
-	return channel.Serve(conn, channel.Config{Port: Port, Accept: func(c net.Conn) { s.inner.take(&trustedConn{c}) }})
+	return channel.Serve(conn, s.streams())
+}
+
+// streams says where the streams of a channel lead.
+func (s *Server) streams() channel.Config {
+	return channel.Config{Port: Port, Accept: func(c net.Conn) { s.inner.take(&trustedConn{c}) }}
 }
 
 // Close kills every process and closes all connections.
 func (s *Server) Close() error {
+	s.services.Close()
 	s.table.KillAll()
 	return s.http.Close()
 }
@@ -282,10 +303,14 @@ func (s *Server) environ(u *account.User, extra map[string]string) []string {
 	if st.sandboxID != "" {
 		env["E2B_SANDBOX_ID"], env["WARREN_SANDBOX_ID"] = st.sandboxID, st.sandboxID
 	}
-	for _, m := range []map[string]string{st.env, extra} {
+	for _, m := range []map[string]string{st.trust, st.env, extra} {
 		for k, v := range m {
 			env[k] = v
 		}
+	}
+	if s.cfg.RunDir != "" {
+		// Last, so that it hides nothing of the image's.
+		env["PATH"] += ":" + s.binDir()
 	}
 	out := make([]string, 0, len(env))
 	for k, v := range env {

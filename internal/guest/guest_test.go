@@ -36,10 +36,14 @@ type sandbox struct {
 	host *yamux.Session // the host's end of the channel
 }
 
-func newSandbox(t testing.TB) *sandbox {
+func newSandbox(t testing.TB, change ...func(*guest.Config)) *sandbox {
 	t.Helper()
 	env := []string{"PATH=" + os.Getenv("PATH")}
-	s := &sandbox{Server: guest.New(guest.Config{LogDir: t.TempDir(), Env: env, User: currentUser()})}
+	config := guest.Config{LogDir: t.TempDir(), Env: env, User: currentUser()}
+	for _, f := range change {
+		f(&config)
+	}
+	s := &sandbox{Server: guest.New(config)}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -900,6 +904,8 @@ func TestTokens(t *testing.T) {
 		{"POST", "/init", nil, 403},
 		{"POST", "/init", []string{"X-Access-Token", "tok"}, 403},
 		{"POST", "/warren/oom", []string{"X-Access-Token", "tok"}, 403},
+		{"POST", "/warren/quiesce", nil, 401},
+		{"POST", "/warren/quiesce", []string{"X-Access-Token", "tok"}, 403},
 		{"GET", "/nothing", nil, 401},
 		{"GET", "/nothing", []string{"X-Access-Token", "tok"}, 404},
 		{"GET", "//health", nil, 401},

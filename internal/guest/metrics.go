@@ -60,6 +60,22 @@ func (m *cpuMeter) percent() float64 {
 	return float64(db) / float64(dt) * 100
 }
 
+// busyMillis returns the processor time that was used since the start, of all processors together. It only grows, so that each
+// of several callers can tell the use since its own last question.
+func busyMillis() uint64 {
+	const tick = 10 // USER_HZ is 100 wherever Go runs
+	busy, _ := parseCPU(readSmall("/proc/stat", 64<<10))
+	return busy * tick
+}
+
+// reset begins to count afresh: after a restore the counters may be another machine's.
+func (m *cpuMeter) reset() {
+	busy, total := parseCPU(readSmall("/proc/stat", 64<<10))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.last = cpuSample{busy: busy, total: total, at: time.Now()}
+}
+
 // parseMeminfo returns the values of /proc/meminfo in bytes.
 func parseMeminfo(data string) map[string]uint64 {
 	m := make(map[string]uint64)
@@ -97,7 +113,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	}
 	body = strconv.AppendInt(body, time.Now().Unix(), 10)
 	num("cpu_count", uint64(runtime.NumCPU()))
-	body = append(body, `,"cpu_used_pct":`...)
+	body = append(body, `,"cpu_used_pct":`...) // since somebody last asked
 	body = strconv.AppendFloat(body, s.cpu.percent(), 'f', 2, 64)
 	num("mem_total", total)
 	num("mem_total_mib", total>>20)
@@ -107,6 +123,18 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	num("disk_used", diskUsed)
 	num("disk_total", diskTotal)
 	num("processes", uint64(countProcesses()))
+	// What tells work from idleness. The engine reads these names.
+	num("cpu_busy_ms", busyMillis())
+	num("clients", uint64(max(s.clients.Load(), 0)))
+	holds, until := 0, time.Time{}
+	if s.cfg.RunDir != "" {
+		holds, until = s.holds().Now(time.Now())
+	}
+	num("holds", uint64(holds))
+	if holds > 0 {
+		body = append(body, `,"holdUntil":"`...)
+		body = append(until.UTC().AppendFormat(body, time.RFC3339), '"')
+	}
 	writeJSON(w, append(body, '}'))
 }
 

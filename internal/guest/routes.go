@@ -13,8 +13,8 @@ import (
 func (s *Server) route() {
 	s.routes = map[string]http.HandlerFunc{
 		"/process.Process/List":        unary(s, s.processList),
-		"/process.Process/Start":       serverStream(s, s.processStart),
-		"/process.Process/Connect":     serverStream(s, s.processConnect),
+		"/process.Process/Start":       s.attached(serverStream(s, s.processStart)),
+		"/process.Process/Connect":     s.attached(serverStream(s, s.processConnect)),
 		"/process.Process/Update":      unary(s, s.processUpdate),
 		"/process.Process/StreamInput": clientStream(s, s.processStreamInput),
 		"/process.Process/SendInput":   unary(s, s.processSendInput),
@@ -31,16 +31,20 @@ func (s *Server) route() {
 		"/filesystem.Filesystem/GetWatcherEvents": unary(s, s.fileWatcherEvents),
 		"/filesystem.Filesystem/RemoveWatcher":    unary(s, s.fileRemoveWatcher),
 
-		"/warren.guest.v1.GuestService/Attach":        serverStream(s, s.attach),
-		"/warren.guest.v1.GuestService/ListProcesses": unary(s, s.listProcesses),
-		"/warren.guest.v1.GuestService/Signal":        unary(s, s.signal),
-		"/warren.guest.v1.GuestService/Search":        serverStream(s, s.search),
-		"/warren.guest.v1.GuestService/Replace":       unary(s, s.replace),
-		"/warren.guest.v1.GuestService/OpenSession":   unary(s, s.openSession),
-		"/warren.guest.v1.GuestService/RunInSession":  serverStream(s, s.runInSession),
-		"/warren.guest.v1.GuestService/CloseSession":  unary(s, s.closeSession),
-		"/warren.guest.v1.GuestService/ListSessions":  unary(s, s.listSessions),
-		"/warren.guest.v1.GuestService/WatchPorts":    serverStream(s, s.watchPorts),
+		"/warren.guest.v1.GuestService/Attach":         s.attached(serverStream(s, s.attach)),
+		"/warren.guest.v1.GuestService/ListProcesses":  unary(s, s.listProcesses),
+		"/warren.guest.v1.GuestService/Signal":         unary(s, s.signal),
+		"/warren.guest.v1.GuestService/Search":         serverStream(s, s.search),
+		"/warren.guest.v1.GuestService/Replace":        unary(s, s.replace),
+		"/warren.guest.v1.GuestService/OpenSession":    unary(s, s.openSession),
+		"/warren.guest.v1.GuestService/RunInSession":   s.attached(serverStream(s, s.runInSession)),
+		"/warren.guest.v1.GuestService/CloseSession":   unary(s, s.closeSession),
+		"/warren.guest.v1.GuestService/ListSessions":   unary(s, s.listSessions),
+		"/warren.guest.v1.GuestService/WatchPorts":     serverStream(s, s.watchPorts),
+		"/warren.guest.v1.GuestService/WatchLifecycle": serverStream(s, s.watchLifecycle),
+		"/warren.guest.v1.GuestService/PutServices":    unary(s, s.putServices),
+		"/warren.guest.v1.GuestService/ListServices":   unary(s, s.listServices),
+		"/warren.guest.v1.GuestService/ControlService": unary(s, s.controlService),
 
 		"/health":         s.health,
 		"/init":           s.init,
@@ -50,6 +54,18 @@ func (s *Server) route() {
 		"/files/compose":  s.compose,
 		"/warren/channel": s.channel,
 		"/warren/oom":     s.oom,
+		"/root":           s.root,
+		"/warren/quiesce": s.quiesce,
+		"/warren/trust":   s.trust,
+	}
+}
+
+// attached counts the clients that follow what runs.
+func (s *Server) attached(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		s.clients.Add(1)
+		defer s.clients.Add(-1)
+		h(w, r)
 	}
 }
 

@@ -18,6 +18,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/guest/channel"
+	"github.com/warren-sandbox/warren/internal/guest/hold"
+	"github.com/warren-sandbox/warren/internal/guest/lifecycle"
 )
 
 // Memory of the guest itself: the collector runs early rather than late, since an idle guest should cost little.
@@ -30,6 +34,7 @@ const usage = `warren-guest runs as process 1 of a sandbox. "warren-guest channe
 streams and the socket of the guest that runs. Process 1 takes its settings from the environment:
 
   WARREN_CHANNEL_FD      descriptor of the channel to the host
+  WARREN_CHANNEL_CONTROL descriptor on which the host begins that channel anew
   WARREN_CHANNEL_SOCKET  path of a unix socket to take channels on
   WARREN_CHANNEL_TOKEN   token with which a TCP connection may become a channel
   WARREN_LISTEN          TCP address to listen on (default 127.0.0.1:49983; "none" for none)
@@ -41,6 +46,9 @@ streams and the socket of the guest that runs. Process 1 takes its settings from
 
 // Main runs the guest until it is told to end, or a relay to it; it returns the exit code.
 func Main(args []string, environ []string, stderr io.Writer) int {
+	if filepath.Base(args[0]) == hold.Command {
+		return hold.Dir(filepath.Join(lifecycle.Dir, "hold")).Main(args, stderr)
+	}
 	work := func() error { return run(environ) }
 	if len(args) == 3 && args[1] == "channel" {
 		work = func() error { return relay(args[2], os.Stdin, os.Stdout) }
@@ -86,12 +94,23 @@ func run(environ []string) error {
 			logDir = filepath.Join(os.TempDir(), "warren-guest-"+strconv.Itoa(os.Geteuid()))
 		}
 	}
-	s := New(Config{ReapOrphans: init, LogDir: logDir, ChannelToken: own["WARREN_CHANNEL_TOKEN"], Env: rest,
-		User: own["WARREN_USER"], Dir: own["WARREN_WORKDIR"]})
+	config := Config{ReapOrphans: init, LogDir: logDir, ChannelToken: own["WARREN_CHANNEL_TOKEN"], Env: rest,
+		User: own["WARREN_USER"], Dir: own["WARREN_WORKDIR"]}
+	if init {
+		config.RunDir, config.HookDir = lifecycle.Dir, lifecycle.HookDir
+	}
+	s := New(config)
+	if init {
+		// While the host still connects; /init waits for it.
+		go s.furnished.Do(s.furnishRun)
+	}
 	wipe(own)
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if init {
+		endure()
+	}
 	failed := make(chan error, 4)
 	serve := func(what string, f func() error) {
 		go func() {
@@ -121,22 +140,30 @@ func run(environ []string) error {
 	return err
 }
 
+// endure keeps signals from ending process 1 and with it the sandbox. The kernel keeps those from it for which it has no
+// handler; the Go runtime has handlers for these, which print and exit. A number that somebody takes for a process of his
+// may be a thread of the guest's. They are not ignored, since what the guest starts would inherit that.
+func endure() {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGABRT, syscall.SIGSYS, syscall.SIGSTKFLT)
+}
+
 // listen opens what the environment asks for.
 func (s *Server) listen(own map[string]string, serve func(string, func() error)) error {
-	if v := own["WARREN_CHANNEL_FD"]; v != "" {
-		fd, err := strconv.Atoi(v)
-		if err != nil || fd < 3 {
-			return fmt.Errorf("WARREN_CHANNEL_FD=%q is no descriptor above 2", v)
-		}
-		unix.CloseOnExec(fd)
-		f := os.NewFile(uintptr(fd), "channel")
-		conn, err := net.FileConn(f)
+	if own["WARREN_CHANNEL_FD"] != "" {
+		conn, err := inherited(own, "WARREN_CHANNEL_FD")
 		if err != nil {
-			return fmt.Errorf("the channel on descriptor %d: %w", fd, err)
+			return err
 		}
-		f.Close()
 		// When this channel ends the sandbox goes on: a new keeper comes back over TCP.
-		serve("channel", func() error { _ = s.ServeChannel(conn); return nil })
+		work := func() error { _ = s.ServeChannel(conn); return nil }
+		if own["WARREN_CHANNEL_CONTROL"] != "" {
+			control, err := inherited(own, "WARREN_CHANNEL_CONTROL")
+			if err != nil {
+				return err
+			}
+			work = func() error { return channel.ServeRenewed(conn, control, s.streams()) }
+		}
+		serve("channel", work)
 	}
 	if path := own["WARREN_CHANNEL_SOCKET"]; path != "" {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -172,6 +199,27 @@ func (s *Server) listen(own map[string]string, serve func(string, func() error))
 	}
 	serve("listen", func() error { return s.Serve(l) })
 	return nil
+}
+
+// inherited returns the connection on a descriptor that a variable names.
+func inherited(own map[string]string, name string) (*net.UnixConn, error) {
+	fd, err := strconv.Atoi(own[name])
+	if err != nil || fd < 3 {
+		return nil, fmt.Errorf("%s=%q is no descriptor above 2", name, own[name])
+	}
+	unix.CloseOnExec(fd)
+	f := os.NewFile(uintptr(fd), "channel")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: descriptor %d: %w", name, fd, err)
+	}
+	c, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return nil, fmt.Errorf("%s: descriptor %d is no unix socket", name, fd)
+	}
+	return c, nil
 }
 
 // split takes the guest's own settings out of the environment, which processes inherit the rest of.

@@ -20,13 +20,14 @@ func invalid(format string, args ...any) error {
 }
 
 var statesOf = map[warrenv1.SandboxState]engine.State{
-	warrenv1.SandboxState_SANDBOX_STATE_CREATING: engine.Creating,
-	warrenv1.SandboxState_SANDBOX_STATE_RUNNING:  engine.Running,
-	warrenv1.SandboxState_SANDBOX_STATE_PAUSING:  engine.Pausing,
-	warrenv1.SandboxState_SANDBOX_STATE_PAUSED:   engine.Paused,
-	warrenv1.SandboxState_SANDBOX_STATE_RESUMING: engine.Resuming,
-	warrenv1.SandboxState_SANDBOX_STATE_FAILED:   engine.Failed,
-	warrenv1.SandboxState_SANDBOX_STATE_DELETING: engine.Deleting,
+	warrenv1.SandboxState_SANDBOX_STATE_CREATING:     engine.Creating,
+	warrenv1.SandboxState_SANDBOX_STATE_RUNNING:      engine.Running,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSING:      engine.Pausing,
+	warrenv1.SandboxState_SANDBOX_STATE_PAUSED:       engine.Paused,
+	warrenv1.SandboxState_SANDBOX_STATE_RESUMING:     engine.Resuming,
+	warrenv1.SandboxState_SANDBOX_STATE_FAILED:       engine.Failed,
+	warrenv1.SandboxState_SANDBOX_STATE_ROLLING_BACK: engine.RollingBack,
+	warrenv1.SandboxState_SANDBOX_STATE_DELETING:     engine.Deleting,
 }
 
 func stateTo(s engine.State) warrenv1.SandboxState {
@@ -70,7 +71,7 @@ func specOf(p *warrenv1.SandboxSpec) (engine.Spec, error) {
 	s := engine.Spec{
 		Name: p.GetName(), Image: p.GetImage(), Repo: repoSourceOf(p.GetRepo()), WorkspaceID: p.GetWorkspaceId(),
 		Resources: engine.Resources{CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(), PIDs: r.GetPids()},
-		Env:       p.GetEnv(), Driver: p.GetDriver(), Labels: p.GetLabels(), KeepWorkspace: p.GetKeepWorkspace(), DriverOptions: p.GetDriverOptions(),
+		Env:       p.GetEnv(), Driver: p.GetDriver(), Labels: p.GetLabels(), KeepWorkspace: p.GetKeepWorkspace(), DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(), Snapshot: p.GetSnapshot(), Template: p.GetTemplate(),
 	}
 	for _, m := range p.GetMounts() {
 		s.Mounts = append(s.Mounts, engine.Mount{Source: m.GetSource(), Target: m.GetTarget(), Writable: m.GetWritable()})
@@ -85,11 +86,29 @@ func specOf(p *warrenv1.SandboxSpec) (engine.Spec, error) {
 		return s, invalid("restart policy %d is not known", p.GetRestart())
 	}
 	var err error
+	if s.IdleAction, err = idleActionOf(p.GetIdleAction()); err != nil {
+		return s, err
+	}
+	s.NoAutoResume = p.AutoResume != nil && !p.GetAutoResume()
 	if s.IdleTimeout, err = duration("idle_timeout", p.GetIdleTimeout()); err != nil {
 		return s, err
 	}
 	s.TTL, err = duration("ttl", p.GetTtl())
 	return s, err
+}
+
+var idleActions = map[warrenv1.IdleAction]engine.IdleAction{
+	warrenv1.IdleAction_IDLE_ACTION_UNSPECIFIED: "",
+	warrenv1.IdleAction_IDLE_ACTION_PAUSE:       engine.IdlePause,
+	warrenv1.IdleAction_IDLE_ACTION_DELETE:      engine.IdleDelete,
+}
+
+func idleActionOf(a warrenv1.IdleAction) (engine.IdleAction, error) {
+	action, ok := idleActions[a]
+	if !ok {
+		return "", invalid("idle action %d is not known; want pause or delete", a)
+	}
+	return action, nil
 }
 
 func repoSourceOf(p *warrenv1.RepoSource) *engine.RepoSource {
@@ -117,10 +136,18 @@ func specTo(s *engine.Spec) *warrenv1.SandboxSpec {
 	p := &warrenv1.SandboxSpec{
 		Name: s.Name, Image: s.Image, WorkspaceId: s.WorkspaceID, Env: s.Env, Driver: s.Driver, Labels: s.Labels,
 		Resources:   &warrenv1.Resources{CpuMillis: s.Resources.CPUMillis, MemoryBytes: s.Resources.MemoryBytes, DiskBytes: s.Resources.DiskBytes, Pids: s.Resources.PIDs},
-		IdleTimeout: durationTo(s.IdleTimeout), Ttl: durationTo(s.TTL), KeepWorkspace: s.KeepWorkspace, DriverOptions: s.DriverOptions,
+		IdleTimeout: durationTo(s.IdleTimeout), Ttl: durationTo(s.TTL), KeepWorkspace: s.KeepWorkspace, DriverOptions: s.DriverOptions, Policy: s.Policy, Snapshot: s.Snapshot, Template: s.Template,
 	}
 	if r := s.Repo; r != nil {
 		p.Repo = &warrenv1.RepoSource{Url: r.URL, Ref: r.Ref, Dirty: r.Dirty, Fetch: r.Fetch}
+	}
+	for wire, action := range idleActions {
+		if action == s.IdleAction {
+			p.IdleAction = wire
+		}
+	}
+	if resume := !s.NoAutoResume; !resume {
+		p.AutoResume = &resume
 	}
 	for _, m := range s.Mounts {
 		p.Mounts = append(p.Mounts, &warrenv1.Mount{Source: m.Source, Target: m.Target, Writable: m.Writable})
@@ -141,6 +168,8 @@ func sandboxTo(s *engine.Sandbox) *warrenv1.Sandbox {
 		Resources: &warrenv1.Resources{CpuMillis: s.Limits.CPUMillis, MemoryBytes: s.Limits.Memory, DiskBytes: s.Limits.Disk, Pids: s.Limits.PIDs},
 		Created:   timeTo(s.Created), LastActive: timeTo(s.LastActive), Expires: timeTo(s.Expires),
 		Generation: s.Generation, Owner: s.Owner, Isolation: s.Isolation, Network: s.Network, MemoryImageBytes: s.ImageSize,
+		SnapshotId: string(s.SnapshotID), SourceId: string(s.SourceID),
+		PauseReason: s.PauseReason,
 	}
 	// Labels and name as they are now, not as they were wished for.
 	p.Spec.Name = s.Name
@@ -152,6 +181,22 @@ func sandboxTo(s *engine.Sandbox) *warrenv1.Sandbox {
 		p.Timing = append(p.Timing, &warrenv1.Milestone{Name: m.Name, Start: durationpb.New(m.Start), Duration: durationpb.New(m.Duration)})
 	}
 	return p
+}
+
+func kindTo(k engine.SnapshotKind) warrenv1.SnapshotKind {
+	if k == engine.FilesSnapshot {
+		return warrenv1.SnapshotKind_SNAPSHOT_KIND_FILES
+	}
+	return warrenv1.SnapshotKind_SNAPSHOT_KIND_MEMORY
+}
+
+func snapshotTo(p *engine.Snapshot) *warrenv1.Snapshot {
+	return &warrenv1.Snapshot{
+		Id: string(p.ID), Name: p.Name, Kind: kindTo(p.Kind), SandboxId: string(p.SandboxID), SandboxName: p.SandboxName, ParentId: string(p.ParentID),
+		Driver: p.Driver, Image: p.Image, ImageDigest: p.ImageDigest, Created: timeTo(p.Created), Owner: p.Owner,
+		Resources:   &warrenv1.Resources{CpuMillis: p.Limits.CPUMillis, MemoryBytes: p.Limits.Memory, DiskBytes: p.Limits.Disk, Pids: p.Limits.PIDs},
+		MemoryBytes: p.MemorySize, FilesBytes: p.FilesSize, SharedBytes: p.SharedSize, Stopped: durationTo(p.Stopped),
+	}
 }
 
 func statsTo(s *engine.Stats) *warrenv1.GetStatsResponse {

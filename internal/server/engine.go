@@ -29,6 +29,24 @@ type sandboxes interface {
 	Restart(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error)
 	Pause(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error)
 	Resume(ctx context.Context, c engine.Caller, ref string) (*engine.Sandbox, error)
+	Fork(ctx context.Context, c engine.Caller, r engine.ForkRequest, progress func(engine.Progress)) (*engine.ForkResult, error)
+	Rollback(ctx context.Context, c engine.Caller, ref, snapshot string) (*engine.Sandbox, error)
+	Snapshot(ctx context.Context, c engine.Caller, r engine.SnapshotRequest, progress func(engine.Progress)) (*engine.Snapshot, error)
+	GetSnapshot(ctx context.Context, c engine.Caller, ref string, size bool) (*engine.Snapshot, error)
+	ListSnapshots(ctx context.Context, c engine.Caller, sandbox string, size bool, pageSize int, token string) ([]*engine.Snapshot, string, error)
+	DeleteSnapshot(ctx context.Context, c engine.Caller, ref string, allowMissing bool) error
+	PutTemplate(ctx context.Context, c engine.Caller, r engine.TemplateRequest) (*engine.Template, warren.SnapshotID, error)
+	GetTemplate(ctx context.Context, c engine.Caller, ref string) (*engine.Template, error)
+	ListTemplates(ctx context.Context, c engine.Caller) ([]*engine.Template, error)
+	DeleteTemplate(ctx context.Context, c engine.Caller, ref string, allowMissing bool) error
+	Flows(ctx context.Context, c engine.Caller, r engine.WatchRequest, fn func(*engine.Event) error) error
+	VerifyFlows(ctx context.Context, c engine.Caller) (*engine.FlowReport, error)
+	Policies() ([]engine.PolicyInfo, error)
+	Policy(name string) (engine.PolicyInfo, error)
+	CheckPolicy(name string, source []byte) ([]engine.PolicyFinding, int, error)
+	ExplainSandbox(ctx context.Context, c engine.Caller, ref, target string) (*engine.PolicyAnswer, error)
+	ExplainPolicy(name, target string) (*engine.PolicyAnswer, error)
+	ExplainSource(name string, source []byte, target string) (*engine.PolicyAnswer, error)
 	Stats(ctx context.Context, c engine.Caller, ref string) (*engine.Stats, error)
 	Watch(ctx context.Context, c engine.Caller, r engine.WatchRequest, yield func(*engine.Event) error) error
 	Resolve(c engine.Caller, ref string) (warren.SandboxID, error)

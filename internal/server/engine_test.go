@@ -103,7 +103,7 @@ func realEngine(t *testing.T) (*engine.Engine, *fake.Driver) {
 	e, err := engine.Open(t.Context(), engine.Options{
 		Store: st, Images: oneImage{}, Repos: noRepos{}, Workspaces: plainWorkspaces{dir: dir},
 		Drivers: map[string]driver.Driver{"fake": d}, DefaultDriver: "fake", DefaultImage: "host",
-		PauseDir: filepath.Join(dir, "paused"),
+		PauseDir: filepath.Join(dir, "paused"), SnapshotDir: filepath.Join(dir, "snapshots"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -234,8 +234,71 @@ func TestRealEngine(t *testing.T) {
 	if err := sb.Pause(ctx); err != nil || sb.State != warren.StatePaused || sb.MemoryImage == 0 {
 		t.Errorf("Pause: %s, image of %d bytes, %v", sb.State, sb.MemoryImage, err)
 	}
+	no, yes := false, true
+	if err := sb.Update(ctx, warren.Change{AutoResume: &no}); err != nil || !sb.Spec.NoAutoResume {
+		t.Errorf("no auto-resume: %+v, %v", sb.Spec, err)
+	}
 	if err := sb.Command("true").Run(ctx); !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "warren resume") {
 		t.Errorf("a command in a paused sandbox: %v", err)
+	}
+	if err := sb.Update(ctx, warren.Change{AutoResume: &yes, IdleAction: warren.IdleDelete}); err != nil || sb.Spec.NoAutoResume || sb.Spec.IdleAction != warren.IdleDelete {
+		t.Errorf("auto-resume: %+v, %v", sb.Spec, err)
+	}
+	if err := sb.Update(ctx, warren.Change{IdleAction: "fly"}); !errors.Is(err, warren.ErrInvalid) {
+		t.Errorf("an unknown idle action: %v", err)
+	}
+	// Who says that he comes back does not resume it; a new call does.
+	for _, back := range []bool{true, false} {
+		req, err := http.NewRequestWithContext(ctx, "GET", "http://localhost/v1/sandboxes/box/ports/49983/health", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back {
+			req.Header.Set("Warren-Reconnect", "1")
+		}
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}}
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if kind := res.Header.Get("Warren-Error"); back && kind != "state" || !back && (kind != "" || res.StatusCode != http.StatusNoContent) {
+			t.Errorf("coming back %v: %s, %q", back, res.Status, kind)
+		}
+	}
+	if err := sb.Refresh(ctx); err != nil || sb.State != warren.StateRunning {
+		t.Errorf("after a call: %s, %v", sb.State, err)
+	}
+	if err := sb.Pause(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := sb.Command("true").Run(ctx); err != nil {
+		t.Errorf("a command that resumes: %v", err)
+	}
+	if err := sb.Refresh(ctx); err != nil || sb.State != warren.StateRunning {
+		t.Errorf("after it: %s, %v", sb.State, err)
+	}
+	// A command that is followed when the sandbox is paused ends for its client, which does not resume it.
+	followed := sb.Command("sleep", "5")
+	if err := followed.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Pause(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := followed.Wait(); !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "is paused") {
+		t.Errorf("a command cut off by a pause: %v", err)
+	}
+	if err := sb.Refresh(ctx); err != nil || sb.State != warren.StatePaused {
+		t.Errorf("after it: %s, %v", sb.State, err)
+	}
+	if err := sb.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Pause(ctx); err != nil || sb.PauseReason != "asked" {
+		t.Errorf("Pause: %q, %v", sb.PauseReason, err)
 	}
 	if err := sb.Resume(ctx); err != nil || sb.State != warren.StateRunning || sb.Generation != 1 || sb.MemoryImage != 0 {
 		t.Errorf("Resume: %s, generation %d, image of %d bytes, %v", sb.State, sb.Generation, sb.MemoryImage, err)

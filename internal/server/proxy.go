@@ -77,6 +77,9 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, &wire.Fault{Kind: wire.Of(warren.ErrDenied), Op: "reach sandbox", ID: t.ref, Message: "the guest's port carries its calls, and those that set it up are the server's alone"})
 		return
 	}
+	if r.Header.Get(reconnectHeader) != "" {
+		ctx = engine.ComingBack(ctx)
+	}
 	// Each request is looked at: a pooled connection was dialled for an earlier one.
 	id, use, err := s.engine.Hold(ctx, callerOf(ctx), t.ref)
 	if err != nil {
@@ -84,13 +87,13 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer use.End()
-	// A drain ends what lasts.
-	ctx, cancel := context.WithCancel(ctx)
+	// A drain ends what lasts. From here on this is a call under way: a pause that cuts it off is not undone by it.
+	ctx, cancel := context.WithCancel(engine.ComingBack(ctx))
 	defer cancel()
 	defer context.AfterFunc(s.long, cancel)()
 	r = r.WithContext(ctx)
 	if t.verb == "dial" {
-		s.serveDial(w, r, id, t)
+		s.serveDial(w, r, id, use, t)
 		return
 	}
 	s.serveProxy(w, r, id, use, t)
@@ -257,8 +260,11 @@ func (w noInformational) WriteHeader(status int) {
 
 func (w noInformational) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// reconnectHeader is how a client says that it comes back to what was cut off, see [engine.ComingBack].
+const reconnectHeader = "Warren-Reconnect"
+
 // serveDial carries raw bytes to a port and back.
-func (s *Server) serveDial(w http.ResponseWriter, r *http.Request, id warren.SandboxID, t target) {
+func (s *Server) serveDial(w http.ResponseWriter, r *http.Request, id warren.SandboxID, use engine.Use, t target) {
 	ctx := r.Context()
 	fault := func(kind error, message string) {
 		(&wire.Fault{Kind: wire.Of(kind), Op: "dial", ID: t.ref, Message: message}).Write(w, r)
@@ -280,6 +286,7 @@ func (s *Server) serveDial(w http.ResponseWriter, r *http.Request, id warren.San
 		return
 	}
 	defer inner.Close()
+	use.End() // from here on the connection is one
 	outer, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		fault(warren.ErrInvalid, "this connection cannot carry raw bytes; use HTTP/1.1")

@@ -203,6 +203,9 @@ func (s *Server) table() []route {
 		routes = append(routes, route{name: "rpc", path: path, handler: h})
 	}
 	add(warrenv1connect.NewSandboxServiceHandler(sandboxService{s}, opts...))
+	add(warrenv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
+	add(warrenv1connect.NewTemplateServiceHandler(templateService{s}, opts...))
+	add(warrenv1connect.NewPolicyServiceHandler(policyService{s}, opts...))
 	add(warrenv1connect.NewWorkspaceServiceHandler(workspaceService{s}, opts...))
 	add(warrenv1connect.NewRepoServiceHandler(repoService{s}, opts...))
 	add(warrenv1connect.NewImageServiceHandler(imageService{s}, opts...))

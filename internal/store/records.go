@@ -27,12 +27,16 @@ type Sandbox struct {
 	Image       string
 	ImageDigest string
 	WorkspaceID warren.WorkspaceID
-	CPUMillis   uint32
-	Memory      int64
-	Disk        int64
-	PIDs        uint32
-	Created     time.Time
-	LastActive  time.Time
+	// SnapshotID is the last snapshot that was taken of it or that it was made from, SourceID the sandbox that it was forked
+	// from. Neither has to be there any more.
+	SnapshotID warren.SnapshotID
+	SourceID   warren.SandboxID
+	CPUMillis  uint32
+	Memory     int64
+	Disk       int64
+	PIDs       uint32
+	Created    time.Time
+	LastActive time.Time
 	// Expires is on the engine's own time line, 0 for never; see package engine.
 	Expires       int64
 	Idle          time.Duration
@@ -41,6 +45,10 @@ type Sandbox struct {
 	AccessToken   string
 	Labels        map[string]string
 	Failure       *Failure
+	// IdleAction is what Idle does, "" for what the driver can do best; PauseReason is why a paused one is paused.
+	IdleAction   string
+	NoAutoResume bool
+	PauseReason  string
 	// Damaged tells what of the row could not be read.
 	Damaged string
 }
@@ -191,11 +199,13 @@ func jsonOrNull(v any, empty bool) any {
 // InsertSandbox adds a row; when sb.Num is 0 the next number is taken and set.
 func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
 	r, err := t.exec(`INSERT INTO sandboxes (num, id, name, owner, state, generation, driver, image, image_digest, workspace_id,
-		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, labels, failure, spec)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, labels, failure, spec, snapshot_id, source_id,
+		idle_action, no_auto_resume, pause_reason)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		number(sb.Num), string(sb.ID), null(sb.Name), sb.Owner, sb.State, int64(sb.Generation), sb.Driver, sb.Image, sb.ImageDigest, string(sb.WorkspaceID),
 		int64(sb.CPUMillis), sb.Memory, sb.Disk, int64(sb.PIDs), unix(sb.Created), unix(sb.LastActive), sb.Expires, int64(sb.Idle),
-		sb.Restart, sb.DropWorkspace, sb.AccessToken, jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), string(spec))
+		sb.Restart, sb.DropWorkspace, sb.AccessToken, jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), string(spec),
+		null(string(sb.SnapshotID)), null(string(sb.SourceID)), sb.IdleAction, sb.NoAutoResume, sb.PauseReason)
 	if err != nil {
 		return err
 	}
@@ -205,9 +215,11 @@ func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
 
 // UpdateSandbox writes what can change of a sandbox, but for its name.
 func (t *Tx) UpdateSandbox(sb *Sandbox) error {
-	r, err := t.exec(`UPDATE sandboxes SET state=?, generation=?, last_active=?, expires=?, idle=?, drop_workspace=?, labels=?, failure=?, image_digest=?, access_token=? WHERE id=?`,
+	r, err := t.exec(`UPDATE sandboxes SET state=?, generation=?, last_active=?, expires=?, idle=?, drop_workspace=?, labels=?, failure=?, image_digest=?, access_token=?, snapshot_id=?,
+		idle_action=?, no_auto_resume=?, pause_reason=? WHERE id=?`,
 		sb.State, int64(sb.Generation), unix(sb.LastActive), sb.Expires, int64(sb.Idle), sb.DropWorkspace,
-		jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), sb.ImageDigest, sb.AccessToken, string(sb.ID))
+		jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), sb.ImageDigest, sb.AccessToken, null(string(sb.SnapshotID)),
+		sb.IdleAction, sb.NoAutoResume, sb.PauseReason, string(sb.ID))
 	return one(r, err, "sandbox", sb.ID)
 }
 
@@ -350,7 +362,8 @@ func (s *Store) readError(err error) error {
 // it hinders no other.
 func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 	rows, err := s.reader.QueryContext(ctx, `SELECT num, id, coalesce(name,''), owner, state, generation, driver, image, image_digest, workspace_id,
-		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, coalesce(labels,''), coalesce(failure,'')
+		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, coalesce(labels,''), coalesce(failure,''),
+		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason
 		FROM sandboxes ORDER BY num`)
 	if err != nil {
 		return nil, s.readError(err)
@@ -362,7 +375,8 @@ func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 		var id, ws, labels, failure string
 		var created, active, idle int64
 		if err := rows.Scan(&sb.Num, &id, &sb.Name, &sb.Owner, &sb.State, &sb.Generation, &sb.Driver, &sb.Image, &sb.ImageDigest, &ws,
-			&sb.CPUMillis, &sb.Memory, &sb.Disk, &sb.PIDs, &created, &active, &sb.Expires, &idle, &sb.Restart, &sb.DropWorkspace, &sb.AccessToken, &labels, &failure); err != nil {
+			&sb.CPUMillis, &sb.Memory, &sb.Disk, &sb.PIDs, &created, &active, &sb.Expires, &idle, &sb.Restart, &sb.DropWorkspace, &sb.AccessToken, &labels, &failure,
+			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason); err != nil {
 			if id == "" {
 				return nil, s.readError(err)
 			}

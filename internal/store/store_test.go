@@ -285,6 +285,52 @@ func TestInUse(t *testing.T) {
 	open(t, path)
 }
 
+// TestMigrateIdle opens a store of version 2: sandboxes that idling was to remove are removed still, and those that are paused were
+// paused by somebody.
+func TestMigrateIdle(t *testing.T) {
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "warren.db")
+	all, err := migrations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, path)
+	idle, paused, plain := box(1), box(2), box(3)
+	idle.Idle, paused.Idle, plain.Idle = time.Minute, 0, 0
+	paused.State = "paused"
+	if err := s.Update(ctx, func(tx *Tx) error {
+		for _, sb := range []*Sandbox{idle, paused, plain} {
+			if err := tx.InsertSandbox(sb, json.RawMessage("{}")); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	// Back to what version 2 was.
+	for _, c := range []string{"idle_action", "no_auto_resume", "pause_reason"} {
+		if _, err := s.conn.ExecContext(ctx, "ALTER TABLE sandboxes DROP COLUMN "+c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.conn.ExecContext(ctx, "PRAGMA user_version = 2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.migrateTo(ctx, all[:3]); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := s.Sandboxes(ctx)
+	if err != nil || len(rows) != 3 {
+		t.Fatal(rows, err)
+	}
+	for i, want := range [][2]string{{"delete", ""}, {"", "asked"}, {"", ""}} {
+		if got := [2]string{rows[i].IdleAction, rows[i].PauseReason}; got != want || rows[i].NoAutoResume {
+			t.Errorf("row %d: %q, %v; want %q", i, got, rows[i].NoAutoResume, want)
+		}
+	}
+}
+
 // TestMigrate goes from version 1 to a later one that fails half-way, is repeated, and then holds.
 func TestMigrate(t *testing.T) {
 	ctx := context.Background()

@@ -34,7 +34,7 @@ func NeedsBinaries(t testing.TB) Binaries {
 // NeedsBinary is [NeedsBinaries] for one program, such as "warren-guest"; the others are not built.
 func NeedsBinary(t testing.TB, name string) string {
 	t.Helper()
-	hideEngine()
+	setDefaults()
 	builds.Lock()
 	b := builds.byName[name]
 	if b == nil {
@@ -53,7 +53,15 @@ func NeedsBinary(t testing.TB, name string) string {
 // the user's; NeedsBinary sets DOCKER_HOST to it, and tests that make up an environment of their own do.
 const NoEngine = "tcp://192.0.2.1:1"
 
-var hideEngine = sync.OnceFunc(func() { os.Setenv("DOCKER_HOST", NoEngine) })
+// Pool is the pool of daemons that tests start, unless they ask for another: hundreds of them would fill more for nobody.
+const Pool = "1"
+
+var setDefaults = sync.OnceFunc(func() {
+	os.Setenv("DOCKER_HOST", NoEngine)
+	if os.Getenv("WARREN_POOL") == "" {
+		os.Setenv("WARREN_POOL", Pool)
+	}
+})
 
 type build struct {
 	once sync.Once

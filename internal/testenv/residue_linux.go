@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -154,13 +155,16 @@ func inGroups(path string, own, others map[string]bool) bool {
 	return false
 }
 
-// WaitClean calls Left until it returns nothing or the time is over, and returns what was left then.
-func (s *Snapshot) WaitClean(grace time.Duration) []string {
+// WaitClean calls Left until it returns nothing or the time is over, and returns what was left then, without what may stay.
+func (s *Snapshot) WaitClean(grace time.Duration, mayStay ...func(left string) bool) []string {
 	deadline := time.Now().Add(grace)
 	for {
 		left, err := s.Left()
 		if err != nil {
 			left = []string{err.Error()}
+		}
+		for _, may := range mayStay {
+			left = slices.DeleteFunc(left, may)
 		}
 		if len(left) == 0 || time.Now().After(deadline) {
 			return left

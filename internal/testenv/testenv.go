@@ -129,6 +129,10 @@ func NeedsLong(t testing.TB, variable string) {
 	}
 }
 
+// Soak says whether tests run in their long form, which WARREN_SOAK asks for: with all the points, sizes and waits of which the
+// short form has a few.
+func Soak() bool { return os.Getenv("WARREN_SOAK") != "" }
+
 // Repo returns the root of this checkout.
 func Repo(t testing.TB) string {
 	t.Helper()

@@ -289,13 +289,14 @@ func unsafeRune(r rune) bool {
 // Connect returns the fault as an error for a connect handler.
 func (f Fault) Connect() *connect.Error {
 	ce := connect.NewError(f.Code, errors.New(f.Message))
-	if d, err := connect.NewErrorDetail(f.detail()); err == nil {
+	if d, err := connect.NewErrorDetail(f.Detail()); err == nil {
 		ce.AddDetail(d)
 	}
 	return ce
 }
 
-func (f Fault) detail() *warrenv1.ErrorDetail {
+// Detail returns what goes along with the message.
+func (f Fault) Detail() *warrenv1.ErrorDetail {
 	return &warrenv1.ErrorDetail{Kind: f.Name, Op: f.Op, Id: f.ID, Hint: f.Hint, Resource: f.Resource}
 }
 
@@ -335,7 +336,7 @@ func (f Fault) json() []byte {
 		Resource string   `json:"resource,omitempty"`
 		Details  []detail `json:"details,omitempty"`
 	}{Code: f.Code.String(), Message: f.Message, Kind: f.Name, Op: f.Op, ID: f.ID, Hint: f.Hint, Resource: f.Resource}
-	d := f.detail()
+	d := f.Detail()
 	if value, err := proto.Marshal(d); err == nil {
 		body.Details = []detail{{string(d.ProtoReflect().Descriptor().FullName()), base64.RawStdEncoding.EncodeToString(value)}}
 	}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -79,72 +78,15 @@ func (c copier) mkdir(dir string) error {
 // Copy makes workspace to as an independent copy of from: files, home, base and last commit. A sandbox may be working
 // in from; files that vanish while they are copied are left out. It returns the method.
 func (s *Store) Copy(ctx context.Context, from, to warren.WorkspaceID) (method string, err error) {
-	if from == to {
-		return "", fmt.Errorf("workspace %s to itself: %w", from, warren.ErrInvalid)
-	}
-	unlock, err := s.lock(ctx, to)
+	c, err := s.beginCopy(ctx, from, to, copyOptions{})
 	if err != nil {
 		return "", err
 	}
-	defer unlock()
-	m, err := s.ready(from)
-	if err != nil {
+	defer c.Abort()
+	if err := c.Finish(ctx); err != nil {
 		return "", err
 	}
-	if _, err := s.load(to); err == nil {
-		return "", fmt.Errorf("workspace %s: %w", to, warren.ErrExists)
-	} else if !errors.Is(err, warren.ErrNotFound) {
-		return "", err
-	}
-	tmp := filepath.Join(s.o.Dir, tmpPrefix+"copy~"+string(to))
-	if err := removeAll(tmp); err != nil {
-		return "", err
-	}
-	defer func() {
-		if err != nil {
-			removeAll(tmp)
-			err = fmt.Errorf("copy workspace %s to %s: %w", from, to, err)
-		}
-	}()
-	if method, err = s.copier.copyWorkspace(ctx, s.dir(from), tmp); err != nil {
-		return "", err
-	}
-	next := *m
-	// The commits so far are the copy's too; the branch is not.
-	next.Created, next.HeadBranch = time.Now().UTC(), ""
-	if err := save(tmp, &next, true); err != nil {
-		return "", err
-	}
-	if err := removeAll(s.dir(to)); err != nil {
-		return "", err
-	}
-	return method, os.Rename(tmp, s.dir(to))
-}
-
-func (c copier) copyWorkspace(ctx context.Context, from, to string) (string, error) {
-	if c.method == bySnapshot && isSubvolume(from) {
-		if err := snapshot(from, to); err != nil {
-			return "", err
-		}
-		scratch, err := filepath.Glob(filepath.Join(to, tmpPrefix+"*"))
-		for _, d := range scratch {
-			err = errors.Join(err, removeAll(d))
-		}
-		return bySnapshot, err
-	}
-	if err := c.mkdir(to); err != nil {
-		return "", err
-	}
-	t := &treeCopy{ctx: ctx, links: map[fileID]string{}, reflink: true}
-	for _, d := range []string{"files", "home", "git"} {
-		if err := t.tree(filepath.Join(from, d), filepath.Join(to, d)); err != nil {
-			return "", err
-		}
-	}
-	if t.reflink && c.method != byCopy {
-		return byReflink, nil
-	}
-	return byCopy, nil
+	return c.Commit(ctx)
 }
 
 type fileID struct{ dev, ino uint64 }
@@ -156,49 +98,78 @@ type treeCopy struct {
 	links   map[fileID]string
 	to      int
 	reflink bool
+	// shared, when set, is an earlier copy: what has not changed since then is linked to it instead of copied.
+	shared *stamps
+	// stamps, when set, take down what is copied, so that it shows later what has changed.
+	stamps *stamps
 }
 
-// maxCopyDepth is how deep a tree may be that is copied or measured: each level holds two descriptors.
+// maxCopyDepth is how deep a tree may be that is copied or measured: each level holds two descriptors, or three.
 const maxCopyDepth = 1024
 
-func (t *treeCopy) tree(from, to string) error {
+// tree copies a tree, or with update brings an earlier copy of it, with its stamps, up to date. base is where the
+// earlier copy is that is shared.
+func (t *treeCopy) tree(from, to, base string, update bool) error {
 	src, err := unix.Open(from, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: from, Err: err}
 	}
-	if err := unix.Mkdir(to, 0o700); err != nil {
-		unix.Close(src)
-		return &os.PathError{Op: "mkdir", Path: to, Err: err}
+	f := os.NewFile(uintptr(src), from)
+	defer f.Close()
+	if !update {
+		if err := unix.Mkdir(to, 0o700); err != nil {
+			return &os.PathError{Op: "mkdir", Path: to, Err: err}
+		}
 	}
 	dst, err := unix.Open(to, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		unix.Close(src)
 		return &os.PathError{Op: "open", Path: to, Err: err}
 	}
 	defer unix.Close(dst)
+	old := -1
+	if base != "" && t.shared != nil {
+		if old, err = unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
+			defer unix.Close(old)
+		} else {
+			old = -1
+		}
+	}
 	t.to = dst
 	clear(t.links)
-	f := os.NewFile(uintptr(src), from)
-	defer f.Close()
-	return t.dir(f, dst, "", 0)
+	return t.dir(f, place{dst: dst, old: old}, update)
 }
 
-// dir copies what is in src to dst, which lies at path below the tree, and then gives dst the attributes of src.
-func (t *treeCopy) dir(src *os.File, dst int, path string, depth int) error {
+// place is where a directory is copied to.
+type place struct {
+	dst, old int    // descriptors; old is that of the copy that is shared, or -1
+	path     string // below the tree, with a slash at its end
+	depth    int
+}
+
+// dir copies what is in src to a place, and then gives that the attributes of src.
+func (t *treeCopy) dir(src *os.File, p place, update bool) error {
 	if err := t.ctx.Err(); err != nil {
 		return err
 	}
-	if depth > maxCopyDepth {
+	if p.depth > maxCopyDepth {
 		return fmt.Errorf("directories are nested more than %d deep: %w", maxCopyDepth, warren.ErrInvalid)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
 		return err
 	}
+	var extra map[string]bool // what the copy has and the source has no more
+	if update {
+		var err error
+		if extra, err = namesIn(p.dst); err != nil {
+			return err
+		}
+	}
 	for {
 		names, err := src.Readdirnames(1024)
 		for _, n := range names {
-			if err := t.entry(int(src.Fd()), dst, n, path+n, depth); err != nil {
+			delete(extra, n)
+			if err := t.entry(int(src.Fd()), st.Ino, p, n, update); err != nil {
 				if errors.Is(err, unix.ENOENT) {
 					continue // vanished meanwhile
 				}
@@ -215,57 +186,104 @@ func (t *treeCopy) dir(src *os.File, dst int, path string, depth int) error {
 			return err
 		}
 	}
-	return attributes(int(src.Fd()), dst, &st)
+	for n := range extra {
+		if err := removeAt(p.dst, n); err != nil {
+			return fmt.Errorf("%s: %w", printable(n), err)
+		}
+	}
+	return attributes(int(src.Fd()), p.dst, &st)
 }
 
-func (t *treeCopy) entry(src, dst int, name, path string, depth int) error {
+func (t *treeCopy) entry(src int, parent uint64, p place, name string, update bool) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if update && errors.Is(err, unix.ENOENT) {
+			return removeAt(p.dst, name)
+		}
 		return err
 	}
 	id := fileID{uint64(st.Dev), st.Ino}
 	kind := st.Mode & unix.S_IFMT
-	if st.Nlink > 1 && kind != unix.S_IFDIR {
-		if first, ok := t.links[id]; ok && unix.Linkat(t.to, first, dst, name, 0) == nil {
+	several := st.Nlink > 1 && kind != unix.S_IFDIR
+	if update {
+		// A file with several names is made again: which of them its copy has is not taken down.
+		if !several && t.stamps.has(&st, parent, name) {
+			if kind != unix.S_IFDIR {
+				return nil
+			}
+			return t.subdir(src, p, &st, parent, name, true)
+		}
+		if err := removeAt(p.dst, name); err != nil {
+			return err
+		}
+	}
+	if several {
+		if first, ok := t.links[id]; ok && unix.Linkat(t.to, first, p.dst, name, 0) == nil {
 			return nil
 		}
 	}
 	var err error
 	switch kind {
 	case unix.S_IFDIR:
-		return t.subdir(src, dst, name, path, depth)
+		t.stamps.take(&st, parent, name)
+		return t.subdir(src, p, &st, parent, name, false)
 	case unix.S_IFREG:
-		err = t.file(src, dst, name)
+		if !several && p.old >= 0 && t.shared.has(&st, parent, name) && unix.Linkat(p.old, name, p.dst, name, 0) == nil {
+			t.stamps.take(&st, parent, name)
+			return nil
+		}
+		err = t.file(src, parent, p.dst, name)
 	case unix.S_IFLNK:
-		err = symlink(src, dst, name, &st)
+		if err = symlink(src, p.dst, name, &st); err == nil {
+			t.stamps.take(&st, parent, name)
+		}
 	case unix.S_IFIFO:
-		if err = unix.Mknodat(dst, name, unix.S_IFIFO|0o600, 0); err == nil {
-			err = attributesAt(dst, name, &st)
+		if err = unix.Mknodat(p.dst, name, unix.S_IFIFO|0o600, 0); err == nil {
+			err = attributesAt(p.dst, name, &st)
 		}
 	default:
 		return nil // a socket belongs to a process, and devices have no place in a workspace
 	}
-	if err == nil && st.Nlink > 1 && len(path) < unix.PathMax {
-		t.links[id] = path
+	if err == nil && several && len(p.path)+len(name) < unix.PathMax {
+		t.links[id] = p.path + name
 	}
 	return err
 }
 
-func (t *treeCopy) subdir(src, dst int, name, path string, depth int) error {
+func (t *treeCopy) subdir(src int, p place, st *unix.Stat_t, parent uint64, name string, update bool) error {
 	from, err := openDir(src, name)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	if err := unix.Mkdirat(dst, name, 0o700); err != nil {
-		return err
+	if !update {
+		if err := unix.Mkdirat(p.dst, name, 0o700); err != nil {
+			return err
+		}
 	}
-	to, err := unix.Openat(dst, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	to, err := unix.Openat(p.dst, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return fmt.Errorf("the copy: %w", noVanish(err))
 	}
 	defer unix.Close(to)
-	return t.dir(from, to, path+"/", depth+1)
+	old := -1
+	// A directory that has come here from elsewhere is not that of the earlier copy.
+	if p.old >= 0 && t.shared.has(st, parent, name) {
+		if old, err = unix.Openat(p.old, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
+			defer unix.Close(old)
+		} else {
+			old = -1
+		}
+	}
+	return t.dir(from, place{to, old, p.path + name + "/", p.depth + 1}, update)
+}
+
+// noVanish keeps a name that is missing in a copy from counting as one that has vanished in the source.
+func noVanish(err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%w (%v)", warren.ErrState, err)
+	}
+	return err
 }
 
 func openDir(at int, name string) (*os.File, error) {
@@ -276,7 +294,7 @@ func openDir(at int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-func (t *treeCopy) file(src, dst int, name string) error {
+func (t *treeCopy) file(src int, parent uint64, dst int, name string) error {
 	fd, err := unix.Openat(src, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -301,6 +319,9 @@ func (t *treeCopy) file(src, dst int, name string) error {
 	}
 	if cerr := out.Close(); err == nil {
 		err = cerr
+	}
+	if err == nil && st.Nlink == 1 {
+		t.stamps.take(&st, parent, name)
 	}
 	return err
 }
@@ -418,29 +439,50 @@ func symlink(src, dst int, name string, st *unix.Stat_t) error {
 // Size returns the bytes that a workspace takes on disk, without what it borrows. Blocks that a copy shares with its
 // source count in both.
 func (s *Store) Size(ctx context.Context, id warren.WorkspaceID) (int64, error) {
-	if _, err := s.load(id); err != nil {
-		return 0, err
-	}
-	fd, err := unix.Open(s.dir(id), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	d := os.NewFile(uintptr(fd), string(id))
-	defer d.Close()
-	seen := map[fileID]bool{}
-	n, err := diskUse(ctx, d, seen, 0)
-	if err != nil {
-		return 0, fmt.Errorf("size of workspace %s: %w", id, err)
-	}
-	return n, nil
+	total, _, err := s.Usage(ctx, id)
+	return total, err
 }
 
-func diskUse(ctx context.Context, d *os.File, seen map[fileID]bool, depth int) (total int64, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
+// Usage returns the bytes that a workspace takes on disk, and how many of them are in files that other copies have too.
+func (s *Store) Usage(ctx context.Context, id warren.WorkspaceID) (total, shared int64, err error) {
+	if _, err := s.load(id); err != nil {
+		return 0, 0, err
+	}
+	m := &measure{ctx: ctx, seen: map[fileID]uint64{}}
+	if err := m.tree(s.dir(id)); err != nil {
+		return 0, 0, fmt.Errorf("size of workspace %s: %w", id, err)
+	}
+	return m.total, m.shared, nil
+}
+
+// measure adds up trees.
+type measure struct {
+	ctx context.Context
+	// entries and bytes are what there is to copy; total and shared what it takes on disk.
+	entries, bytes, total, shared int64
+	seen                          map[fileID]uint64 // names seen of files with several
+	// enough, when set, ends the measuring.
+	enough func() bool
+}
+
+var errEnough = errors.New("measured enough")
+
+func (m *measure) tree(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	d := os.NewFile(uintptr(fd), dir)
+	defer d.Close()
+	return m.dir(d, 0)
+}
+
+func (m *measure) dir(d *os.File, depth int) error {
+	if err := m.ctx.Err(); err != nil {
+		return err
 	}
 	if depth > maxCopyDepth {
-		return 0, fmt.Errorf("directories are nested more than %d deep: %w", maxCopyDepth, warren.ErrInvalid)
+		return fmt.Errorf("directories are nested more than %d deep: %w", maxCopyDepth, warren.ErrInvalid)
 	}
 	for {
 		names, err := d.Readdirnames(1024)
@@ -449,14 +491,12 @@ func diskUse(ctx context.Context, d *os.File, seen map[fileID]bool, depth int) (
 			if unix.Fstatat(int(d.Fd()), n, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 				continue
 			}
-			id := fileID{uint64(st.Dev), st.Ino}
-			if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
-				if seen[id] {
-					continue
-				}
-				seen[id] = true
+			m.entries++
+			m.bytes += st.Size
+			if m.enough != nil && m.enough() {
+				return errEnough
 			}
-			total += st.Blocks * 512
+			m.add(&st)
 			if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 				continue
 			}
@@ -464,19 +504,36 @@ func diskUse(ctx context.Context, d *os.File, seen map[fileID]bool, depth int) (
 			if err != nil {
 				continue
 			}
-			m, err := diskUse(ctx, sub, seen, depth+1)
+			err = m.dir(sub, depth+1)
 			sub.Close()
 			if err != nil {
-				return 0, err
+				return err
 			}
-			total += m
 		}
 		if err == io.EOF || err == nil && len(names) == 0 {
-			return total, nil
+			return nil
 		}
 		if err != nil {
-			return 0, err
+			return err
 		}
+	}
+}
+
+// add counts a file once, and as shared until all its names have been seen.
+func (m *measure) add(st *unix.Stat_t) {
+	size := st.Blocks * 512
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR || st.Nlink <= 1 {
+		m.total += size
+		return
+	}
+	id := fileID{uint64(st.Dev), st.Ino}
+	m.seen[id]++
+	switch n := m.seen[id]; {
+	case n == 1:
+		m.total += size
+		m.shared += size
+	case n == uint64(st.Nlink):
+		m.shared -= size
 	}
 }
 

@@ -248,6 +248,12 @@ func TestPopulateResumes(t *testing.T) {
 	// What a torn write leaves.
 	must(t, os.MkdirAll(filepath.Join(w.Files, "d0"), 0o755))
 	write(t, w.Files, "d0/f0", "half")
+	fi, err := os.Stat(w.Files)
+	must(t, err)
+	for _, name := range []string{"d0", "d0/f0"} { // as whoever was cut short would have made them, should none have come so far
+		owner := fi.Sys().(*syscall.Stat_t)
+		must(t, os.Lchown(filepath.Join(w.Files, name), int(owner.Uid), int(owner.Gid)))
+	}
 	must(t, os.WriteFile(filepath.Join(f.dir, "workspaces/wr/meta.json"), []byte(strings.Replace(readFile(t, filepath.Join(f.dir, "workspaces/wr/meta.json")), `"populated": true`, `"populated": false`, 1)), 0o600))
 	must(t, os.MkdirAll(filepath.Join(f.dir, "workspaces/wr/.tmp-git-dead/index"), 0o700))
 	must(t, os.MkdirAll(filepath.Join(f.dir, "workspaces/.tmp-prepare~dead/files"), 0o700))

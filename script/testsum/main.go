@@ -6,6 +6,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,7 +68,18 @@ type summary struct {
 	passed, failed, skipped   int
 	packages                  int
 	failures, skips, packFail []string
+	// slow holds every test that ended.
+	slow []timed
 }
+
+// timed is a test and how many seconds it took.
+type timed struct {
+	name    string
+	seconds float64
+}
+
+// slowest is how many of the longest tests are named.
+const slowest = 40
 
 func (s *summary) read(r io.Reader) error {
 	lines := bufio.NewReader(r)
@@ -110,6 +122,7 @@ func (s *summary) add(e event) {
 		return
 	}
 	name := e.Package + " " + e.Test
+	s.slow = append(s.slow, timed{name, e.Elapsed})
 	switch e.Action {
 	case "pass":
 		s.passed++
@@ -161,6 +174,12 @@ func reason(text []string) string {
 }
 
 func (s *summary) verdict(elapsed time.Duration, err error) int {
+	slices.SortFunc(s.slow, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+	for _, t := range s.slow[:min(len(s.slow), slowest)] {
+		if t.seconds >= 1 {
+			fmt.Fprintf(s.out, "slow %6.1fs %s\n", t.seconds, t.name)
+		}
+	}
 	slices.Sort(s.skips)
 	for _, line := range s.skips {
 		fmt.Fprintln(s.out, "skip", line)

@@ -38,10 +38,15 @@ type Config struct {
 	Daemon map[string]any
 	// NoRuntimes leaves out the runtime runsc.
 	NoRuntimes bool
+	// RunscArgs are the arguments of the runtime runsc; nil means those that show the engine what is written to the root.
+	RunscArgs []string
 	// DiskSize bounds what the engine can store; 0 means plenty.
 	DiskSize int64
 	// NoUserNamespaces lets containers run with the host's ids.
 	NoUserNamespaces bool
+	// Remote gives it a /tmp of its own and a TCP port with TLS, as if it were on another machine: what lies in the test's
+	// temporary directories is not there. It has no runtime but runc.
+	Remote bool
 	// Podman makes it Podman's service in place of Docker's daemon. It has no user namespaces then, and no runtime but runc.
 	Podman bool
 }
@@ -54,7 +59,10 @@ type Engine struct {
 	Shared string
 	// Base holds everything of the engine.
 	Base string
+	// Certs is a directory with the client's keys of a remote engine.
+	Certs string
 
+	remote  bool
 	t       testing.TB
 	control io.WriteCloser
 	outer   *exec.Cmd
@@ -77,6 +85,10 @@ func Start(t testing.TB, c Config) *Engine {
 	if c.Podman {
 		daemon, c.NoRuntimes = "podman", true
 	}
+	kind := daemon
+	if c.Remote {
+		kind, c.NoRuntimes = "remote", true
+	}
 	testenv.NeedsTool(t, daemon)
 	// The path is short: sockets lie below it.
 	base, err := os.MkdirTemp("", "wdk")
@@ -88,7 +100,7 @@ func Start(t testing.TB, c Config) *Engine {
 		os.RemoveAll(base)
 		t.Fatal(err)
 	}
-	e.outer = exec.Command("sh", "-c", outerScript, "sh", base, innerScript, e.group(), daemon)
+	e.outer = exec.Command("sh", "-c", outerScript, "sh", base, innerScript, e.group(), kind)
 	// A signal to the test's process group must not reach what cleans up after it.
 	e.outer.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	e.outer.Stdout, e.outer.Stderr = &e.log, &e.log
@@ -101,6 +113,11 @@ func Start(t testing.TB, c Config) *Engine {
 	}
 	t.Cleanup(e.end)
 	e.Run()
+	if c.Remote {
+		if err := e.forward(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return e
 }
 
@@ -129,7 +146,21 @@ func (e *Engine) prepare(c Config) error {
 		if err != nil {
 			return err
 		}
-		config["runtimes"] = map[string]any{"runsc": map[string]any{"path": runsc, "runtimeArgs": []string{"--platform=systrap", "--overlay2=none"}}}
+		args := c.RunscArgs
+		if args == nil {
+			args = []string{"--platform=systrap", "--overlay2=none"}
+		}
+		config["runtimes"] = map[string]any{"runsc": map[string]any{"path": runsc, "runtimeArgs": args}}
+	}
+	if c.Remote {
+		e.remote, e.Certs = true, filepath.Join(e.Base, "certs")
+		if err := makeCerts(e.Certs); err != nil {
+			return err
+		}
+		config["tlsverify"] = true
+		for key, name := range map[string]string{"tlscacert": "ca.pem", "tlscert": "server.pem", "tlskey": "server-key.pem"} {
+			config[key] = filepath.Join(e.Certs, name)
+		}
 	}
 	for k, v := range c.Daemon {
 		config[k] = v
@@ -167,7 +198,7 @@ func (e *Engine) prepare(c Config) error {
 	if err := os.MkdirAll(filepath.Join(e.Base, "etc/containers"), 0o755); err != nil {
 		return err
 	}
-	conf := fmt.Sprintf("[containers]\ndefault_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]\n[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\ntmp_dir = %q\n", filepath.Join(e.Base, "exec/tmp"))
+	conf := fmt.Sprintf("[containers]\ndefault_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]\n[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nexit_command_delay = 1\ntmp_dir = %q\n", filepath.Join(e.Base, "exec/tmp"))
 	if err := os.WriteFile(filepath.Join(e.Base, "etc/containers/containers.conf"), []byte(conf), 0o644); err != nil {
 		return err
 	}
@@ -233,7 +264,8 @@ func (e *Engine) signal(word string) {
 // Client returns a client of the engine.
 func (e *Engine) Client() *client.Client {
 	e.t.Helper()
-	api, err := client.New(client.WithHost(e.Host))
+	// The socket lies where the test sees it, also of an engine that does not see the test.
+	api, err := client.New(client.WithHost("unix://" + filepath.Join(e.Base, "docker.sock")))
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
 # Runs an engine in namespaces of its own until standard input ends, and then removes what those do not: the directory, its
-# mount, control groups. $1 is the directory, $2 what runs inside, $3 the name of the control groups, $4 dockerd or podman.
+# mount, control groups. $1 is the directory, $2 what runs inside, $3 the name of the control groups, $4 dockerd, podman or remote.
 base=$1 groups=$3
 # Podman puts its containers elsewhere and cannot be told; what is there already is somebody else's.
 if [ "$4" = podman ] && ! ls -d /sys/fs/cgroup/*/libpod_parent /sys/fs/cgroup/libpod_parent >/dev/null 2>&1; then

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -26,6 +27,9 @@ var verbs = map[string]func(args []string) error{
 	"peer":    beVisible,
 	"fuzz":    fuzz,
 	"fuzzone": fuzzOne,
+	"states":  holdStates,
+	"trylock": tryLock,
+	"status":  status,
 }
 
 func main() {
@@ -53,6 +57,22 @@ func serve(args []string) error {
 		}
 		go peer.Serve(conn)
 	}
+}
+
+// status asks a URL of the guest's with a token and prints the status of the answer.
+func status(args []string) error {
+	req, err := http.NewRequest(http.MethodGet, args[0], nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("X-Access-Token", args[1])
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	return nil
 }
 
 // memory touches so many bytes and keeps them until all are touched.

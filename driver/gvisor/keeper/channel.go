@@ -4,6 +4,8 @@ package keeper
 
 import (
 	"bufio"
+	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -191,9 +193,144 @@ func (f *frameConn) sendReset(stream uint32) {
 	f.flush()
 }
 
-// socketPair returns both ends of a stream socket, the first as a connection.
-func socketPair() (net.Conn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+// line is the sockets that a sandbox is started with: descriptor 3 in it carries the channel, and on descriptor 4 the guest
+// that goes on from an image is told to begin it anew.
+type line struct {
+	host, control           *net.UnixConn
+	theirChannel, theirCtrl *os.File
+}
+
+// The guest's descriptors.
+const (
+	channelFD = 3
+	controlFD = 4
+)
+
+func newLine() (*line, error) {
+	l := &line{}
+	var err error
+	if l.host, l.theirChannel, err = socketPair(unix.SOCK_STREAM); err != nil {
+		return nil, err
+	}
+	if l.control, l.theirCtrl, err = socketPair(unix.SOCK_SEQPACKET); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// theirs returns the guest's ends, by descriptor.
+func (l *line) theirs() map[int]*os.File {
+	return map[int]*os.File{channelFD: l.theirChannel, controlFD: l.theirCtrl}
+}
+
+func (l *line) takeHost() *net.UnixConn {
+	c := l.host
+	l.host = nil
+	return c
+}
+
+func (l *line) takeControl() *net.UnixConn {
+	c := l.control
+	l.control = nil
+	return c
+}
+
+// close closes what nobody has taken.
+func (l *line) close() {
+	for _, c := range []*net.UnixConn{l.host, l.control} {
+		if c != nil {
+			c.Close()
+		}
+	}
+	l.closeTheirs()
+}
+
+// closeTheirs closes the guest's ends here, when its process has them: else a guest that ends would not be heard.
+func (l *line) closeTheirs() {
+	for _, f := range []*os.File{l.theirChannel, l.theirCtrl} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+const (
+	// renewalSize is channel.RenewalSize of the guest.
+	renewalSize = 16
+	// renewTime is how long a guest may take to leave its old session. It needs milliseconds; one that is stopped never does.
+	renewTime = 10 * time.Second
+	// maxLeft bounds what an old session may leave in a socket, which holds far less.
+	maxLeft = 8 << 20
+)
+
+// renew makes a channel on the sockets of a restored sandbox, whose guest is in the middle of a session that is gone. Nothing
+// goes to it on the channel before it has left that session, and what the session had still written is thrown away.
+func renew(host, control *net.UnixConn) (_ *channel, err error) {
+	defer control.Close()
+	defer func() {
+		if err != nil {
+			host.Close()
+		}
+	}()
+	var renewal [renewalSize]byte
+	rand.Read(renewal[:]) // never fails
+	if err := control.SetDeadline(time.Now().Add(renewTime)); err != nil {
+		return nil, err
+	}
+	if _, err := control.Write(renewal[:]); err != nil {
+		return nil, err
+	}
+	var answer [renewalSize + 1]byte
+	n, err := control.Read(answer[:])
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(answer[:n], renewal[:]) {
+		return nil, errors.New("the guest answered something else")
+	}
+	if err := drain(host); err != nil {
+		return nil, err
+	}
+	return newChannel(host)
+}
+
+// drain reads what is there, without waiting for more.
+func drain(c *net.UnixConn) error {
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	left := 0
+	var rerr error
+	if err := rc.Read(func(fd uintptr) bool {
+		for left <= maxLeft {
+			n, err := unix.Read(int(fd), buf)
+			switch {
+			case errors.Is(err, unix.EINTR):
+			case errors.Is(err, unix.EAGAIN):
+				return true
+			case err != nil:
+				rerr = err
+				return true
+			case n == 0:
+				rerr = io.ErrUnexpectedEOF
+				return true
+			}
+			left += max(n, 0)
+		}
+		rerr = errors.New("the guest writes without end")
+		return true
+	}); err != nil {
+		return err
+	}
+	return rerr
+}
+
+// socketPair returns both ends of a socket, the first as a connection.
+func socketPair(kind int) (*net.UnixConn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -205,7 +342,7 @@ func socketPair() (net.Conn, *os.File, error) {
 		other.Close()
 		return nil, nil, err
 	}
-	return c, other, nil
+	return c.(*net.UnixConn), other, nil
 }
 
 // reattach opens a channel to a running guest through its TCP port, for a keeper that did not start it.
@@ -213,7 +350,7 @@ func reattach(kernel *gsandbox.Sandbox, token string) (*channel, error) {
 	if kernel == nil {
 		return nil, errors.New("the sandbox has ended")
 	}
-	conn, other, err := socketPair()
+	conn, other, err := socketPair(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +376,7 @@ func reattach(kernel *gsandbox.Sandbox, token string) (*channel, error) {
 		conn.Close()
 		return nil, err
 	}
-	ch.forward, _ = conn.(*net.UnixConn)
+	ch.forward = conn
 	return ch, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/runsc/container"
 
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+	"github.com/warren-sandbox/warren/internal/message"
 )
 
 // The reasons of driver.Exit.
@@ -206,7 +207,7 @@ func (k *Keeper) watch(c *net.UnixConn) {
 			first.Statuses = append(first.Statuses, st)
 		}
 	}
-	if protocol.Write(c, first) != nil {
+	if message.Write(c, first) != nil {
 		return
 	}
 	ctx, cancel := untilClosed(c)
@@ -216,7 +217,7 @@ func (k *Keeper) watch(c *net.UnixConn) {
 		news := w.news
 		w.news = nil
 		k.mu.Unlock()
-		if len(news) > 0 && protocol.Write(c, &protocol.Response{OK: true, Statuses: news}) != nil {
+		if len(news) > 0 && message.Write(c, &protocol.Response{OK: true, Statuses: news}) != nil {
 			return
 		}
 		select {
@@ -270,7 +271,7 @@ func (k *Keeper) takeOver() error {
 
 // resume takes a running sandbox over, or records that it has died meanwhile.
 func (k *Keeper) resume(s *sandbox) {
-	cont, err := container.Load(gvisorRoot, container.FullID{SandboxID: s.id, ContainerID: s.id},
+	cont, err := container.Load(gvisorRoot, container.FullID{SandboxID: s.meta.container(), ContainerID: s.meta.container()},
 		container.LoadOpts{Exact: true, SkipCheck: true})
 	if err == nil {
 		// A number that the kernel has given to another process must never get a signal from us.

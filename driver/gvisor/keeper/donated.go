@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,4 +65,38 @@ func closeOthers(keep map[int]bool) error {
 		}
 	}
 	return nil
+}
+
+// firstPassed is where the descriptors for the guest go: its number 3 becomes 243 of the sandbox process. Above it are those
+// of reserveStdio.
+const firstPassed = 240
+
+// placePassed moves the descriptors that a command line passes to the guest to numbers that depend on nothing else, and
+// returns the arguments that say so. gVisor passes them in no order, and a socket in an image is restored under the number
+// that it had when the image was made.
+func placePassed(args []string) ([]string, error) {
+	out := slices.Clone(args)
+	for i, a := range args {
+		value, ok := strings.CutPrefix(a, "--pass-fd=")
+		if !ok {
+			continue
+		}
+		var host, guest int
+		if n, err := fmt.Sscanf(value, "%d:%d", &host, &guest); err != nil || n != 2 || guest < 0 {
+			return nil, fmt.Errorf("argument %q passes no descriptor", a)
+		}
+		to := firstPassed + guest
+		if to == host {
+			continue // the process has executed itself again
+		}
+		if _, err := unix.FcntlInt(uintptr(to), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
+			return nil, fmt.Errorf("descriptor %d is in use: the sandbox has too many mounts", to)
+		}
+		if err := unix.Dup3(host, to, 0); err != nil {
+			return nil, fmt.Errorf("move descriptor %d to %d: %w", host, to, err)
+		}
+		unix.Close(host)
+		out[i] = fmt.Sprintf("--pass-fd=%d:%d", to, guest)
+	}
+	return out, nil
 }

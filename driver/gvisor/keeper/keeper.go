@@ -4,8 +4,8 @@ package keeper
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
-	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -24,6 +24,8 @@ import (
 	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+	"github.com/warren-sandbox/warren/internal/companion"
+	"github.com/warren-sandbox/warren/internal/message"
 )
 
 // Keeper holds the sandboxes of one state directory.
@@ -34,7 +36,10 @@ type Keeper struct {
 	cgroups  *cgroups
 	instance string
 	build    string
+	// name tells this keeper from every other.
+	name     string
 	starts   *semaphore.Weighted
+	pool     *pool
 	listener *net.UnixListener
 	idle     time.Duration
 
@@ -78,7 +83,7 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	build, err := BuildID("/proc/self/exe")
+	build, err := companion.BuildID("/proc/self/exe")
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +96,7 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 		return nil, fmt.Errorf("find control groups: %w", err)
 	}
 	k := &Keeper{
-		log: logger, conf: conf, cgroups: groups, instance: instance, build: build,
+		log: logger, conf: conf, cgroups: groups, instance: instance, build: build, name: rand.Text(),
 		starts:    semaphore.NewWeighted(int64(max(runtime.NumCPU(), 2))),
 		idle:      idle,
 		sandboxes: map[string]*sandbox{},
@@ -101,6 +106,7 @@ func newKeeper(idle time.Duration, logger *slog.Logger) (*Keeper, error) {
 		// Whoever started it may be slow to call.
 		lastUse: time.Now().Add(firstCall),
 	}
+	k.pool = newPool(k)
 	if err := k.takeOver(); err != nil {
 		return nil, err
 	}
@@ -137,25 +143,6 @@ func instanceName() (string, error) {
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%d", st.Dev, st.Ino))
 	return hex.EncodeToString(sum[:4]), nil
-}
-
-// BuildID returns the build id that the Go linker wrote into an executable; it differs whenever the program does.
-func BuildID(path string) (string, error) {
-	f, err := elf.Open(path)
-	if err != nil {
-		return "", fmt.Errorf("read the build id of %s: %w", filepath.Base(path), err)
-	}
-	defer f.Close()
-	s := f.Section(".note.go.buildid")
-	if s == nil {
-		return "", fmt.Errorf("%s has no Go build id", filepath.Base(path))
-	}
-	b, err := s.Data()
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:16]), nil
 }
 
 // warm makes the user namespaces that the next sandbox needs.
@@ -219,6 +206,7 @@ func (k *Keeper) retire() {
 	case <-done:
 	case <-time.After(10 * time.Second):
 	}
+	k.pool.empty(true)
 	if k.empty() {
 		k.removeState()
 	}
@@ -281,7 +269,7 @@ func (k *Keeper) handle(c *net.UnixConn) {
 		return
 	}
 	var req protocol.Request
-	files, err := protocol.Read(c, &req)
+	files, err := message.Read(c, &req)
 	if err != nil {
 		return
 	}
@@ -303,7 +291,7 @@ func (k *Keeper) handle(c *net.UnixConn) {
 		} else {
 			r.OK = true
 		}
-		if err := protocol.Write(c, r); err != nil && !errors.Is(err, unix.EPIPE) {
+		if err := message.Write(c, r); err != nil && !errors.Is(err, unix.EPIPE) {
 			k.log.Warn("answer", "op", req.Op, "error", err)
 		}
 	}
@@ -316,7 +304,7 @@ func (k *Keeper) handle(c *net.UnixConn) {
 	case protocol.OpCreate:
 		ctx, cancel := untilClosed(c)
 		defer cancel()
-		reply(&protocol.Response{}, k.create(ctx, req.Spec, files))
+		reply(&protocol.Response{}, k.create(ctx, &req, files))
 	case protocol.OpDelete:
 		reply(&protocol.Response{}, k.delete(req.ID))
 	case protocol.OpList:
@@ -324,10 +312,47 @@ func (k *Keeper) handle(c *net.UnixConn) {
 	case protocol.OpSnapshot:
 		ctx, cancel := untilClosed(c)
 		defer cancel()
-		n, err := k.snapshot(ctx, req.ID, files, req.Freeze)
+		n, err := k.snapshot(ctx, &req, files)
 		reply(&protocol.Response{Size: n}, err)
+	case protocol.OpSeal:
+		ctx, cancel := untilClosed(c)
+		defer cancel()
+		n, err := k.seal(ctx, &req, files)
+		reply(&protocol.Response{Size: n}, err)
+	case protocol.OpSaveRoot:
+		ctx, cancel := untilClosed(c)
+		err := k.saveRoot(ctx, req.ID, func(size int64) error {
+			cancel()
+			return message.Write(c, &protocol.Response{OK: true, Size: size})
+		}, c)
+		cancel()
+		if err != nil {
+			reply(nil, err)
+		}
+	case protocol.OpVerify:
+		ctx, cancel := untilClosed(c)
+		defer cancel()
+		reply(&protocol.Response{}, k.verify(ctx, &req, files))
+	case protocol.OpFreeze:
+		reply(&protocol.Response{}, k.still(req.ID))
 	case protocol.OpThaw:
 		reply(&protocol.Response{}, k.thaw(req.ID))
+	case protocol.OpCard:
+		f, err := k.cardOf(req.ID)
+		if err != nil {
+			reply(nil, err)
+			return
+		}
+		defer f.Close()
+		if err := message.Write(c, &protocol.Response{OK: true}, f); err != nil {
+			k.log.Warn("answer", "op", req.Op, "error", err)
+		}
+	case protocol.OpKeepCard:
+		reply(&protocol.Response{}, k.keepCardOf(req.ID, files))
+	case protocol.OpWarm:
+		reply(&protocol.Response{}, k.pool.warm(req.Spec, files, req.Count))
+	case protocol.OpPooled:
+		reply(&protocol.Response{Count: k.pool.count()}, nil)
 	case protocol.OpStats:
 		s, err := k.stats(req.ID)
 		reply(&protocol.Response{Stats: s}, err)
@@ -368,6 +393,9 @@ func (k *Keeper) client(n int) {
 	defer k.mu.Unlock()
 	k.clients += n
 	k.lastUse = time.Now()
+	if k.clients == 0 { // nobody is there to ask for what was made before
+		go k.pool.empty(false)
+	}
 }
 
 // checkPeer lets only the keeper's own user in; the socket's mode says so already.

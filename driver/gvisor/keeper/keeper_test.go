@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
+	"github.com/warren-sandbox/warren/internal/message"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -179,7 +180,7 @@ func TestWatchKeepsNothing(t *testing.T) {
 	over := make(chan struct{})
 	go func() { defer close(over); k.watch(ends[0]) }()
 	var r protocol.Response
-	if _, err := protocol.Read(ends[1], &r); err != nil || !r.OK || len(r.Statuses) != 0 {
+	if _, err := message.Read(ends[1], &r); err != nil || !r.OK || len(r.Statuses) != 0 {
 		t.Fatalf("first answer %+v, %v", r, err)
 	}
 	var want, got []string
@@ -190,7 +191,7 @@ func TestWatchKeepsNothing(t *testing.T) {
 	}
 	for len(got) < len(want) {
 		var r protocol.Response
-		if _, err := protocol.Read(ends[1], &r); err != nil {
+		if _, err := message.Read(ends[1], &r); err != nil {
 			t.Fatal(err)
 		}
 		for _, st := range r.Statuses {

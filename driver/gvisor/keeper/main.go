@@ -107,7 +107,11 @@ func reserveStdio() error {
 // BeforeGVisor prepares this process for one of gVisor's commands and returns its arguments. A process that cannot be
 // freed of what it inherited ends here.
 func BeforeGVisor(args []string) []string {
-	if err := closeOthers(donated(args)); err != nil {
+	err := closeOthers(donated(args))
+	if err == nil {
+		args, err = placePassed(args)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "warren-runtime: %v\n", err)
 		os.Exit(1)
 	}
@@ -121,9 +125,21 @@ func BeforeGVisor(args []string) []string {
 	}
 	if len(args) > 0 && args[0] == "runsc-sandbox" {
 		useSeccomp()
+		go takeSignals()
 		return bootArgs(args, runtime.NumCPU())
 	}
 	return args
+}
+
+// takeSignals has Go take over the signals that gVisor takes over when a sandbox starts to run. The first to ask for a signal
+// waits until two threads have spoken with each other about it, which for all of them is 10 ms, and here nobody waits.
+func takeSignals() {
+	ignored := make(chan os.Signal, 1)
+	for sig := unix.Signal(1); sig <= 33; sig++ {
+		if sig != unix.SIGURG && sig != unix.SIGPIPE && sig != unix.SIGCHLD {
+			signal.Notify(ignored, sig)
+		}
+	}
 }
 
 // enterNamespace moves the calling thread into a new mount namespace with a root of its own, and executes the binary

@@ -44,6 +44,8 @@ type meta struct {
 	Exit    *protocol.Exit `json:"exit,omitempty"`
 	// Frozen says whether the sandbox stands still.
 	Frozen frozen `json:"frozen,omitempty"`
+	// Container is the id that gVisor knows, when it is not the sandbox's: one made before it was asked for.
+	Container string `json:"container,omitempty"`
 	// Base is what an image of the sandbox relies on.
 	Base base `json:"base"`
 }
@@ -71,10 +73,21 @@ func loadMeta(id string) *meta {
 	if err == nil {
 		err = json.Unmarshal(b, m)
 	}
-	if err != nil || m.ID != id {
+	if err != nil || validID(m.ID) != nil {
 		return &meta{ID: id, State: stateCreating, Range: -1}
 	}
+	if m.ID != id { // one of the pool that was about to get this id
+		m.Container, m.ID, m.State = m.container(), id, stateCreating
+	}
 	return m
+}
+
+// container returns the id that gVisor knows.
+func (m *meta) container() string {
+	if m.Container != "" {
+		return m.Container
+	}
+	return m.ID
 }
 
 // process names a process of the host for good.

@@ -138,6 +138,13 @@ func (k *Keeper) prepare(spec *protocol.Spec, files []*os.File, host uint32) (_ 
 	}
 	for i, m := range spec.Mounts {
 		at := filepath.Join(s.dir, "m"+strconv.Itoa(i))
+		if m.Later {
+			if err := k.mountEmpty(at); err != nil {
+				return nil, fmt.Errorf("prepare the mount on %s: %w", m.Target, err)
+			}
+			s.mounts = append(s.mounts, at)
+			continue
+		}
 		if err := k.mountDir(s, m, fd(m.FD), at, host); err != nil {
 			return nil, err
 		}
@@ -147,6 +154,17 @@ func (k *Keeper) prepare(spec *protocol.Spec, files []*os.File, host uint32) (_ 
 }
 
 func (k *Keeper) mountDir(s *stage, m protocol.Mount, fd int, at string, host uint32) error {
+	if err := k.mapDir(s, m, fd, host); err != nil {
+		return err
+	}
+	if err := attachNew(fd, at, true); err != nil {
+		return fmt.Errorf("mount %s: %w", m.Target, err)
+	}
+	return nil
+}
+
+// mapDir gives a detached mount the ids and attributes that it has in a sandbox.
+func (k *Keeper) mapDir(s *stage, m protocol.Mount, fd int, host uint32) error {
 	ids := diskMap(m.IDBase, host)
 	if m.User {
 		ids = userMap(m.UID, m.GID, host)
@@ -160,9 +178,6 @@ func (k *Keeper) mountDir(s *stage, m protocol.Mount, fd int, at string, host ui
 			return fmt.Errorf("mount %s: %w", m.Target, err)
 		}
 	} else if err := k.mapReadOnly(s, "the mount "+m.Target, fd, ids, false); err != nil {
-		return fmt.Errorf("mount %s: %w", m.Target, err)
-	}
-	if err := attachNew(fd, at, true); err != nil {
 		return fmt.Errorf("mount %s: %w", m.Target, err)
 	}
 	return nil
@@ -204,11 +219,7 @@ func (k *Keeper) makeTop(spec *protocol.Spec, layers []int, host uint32) (string
 	if err := t.mkdirResolved(path.Join(tmp, ".X11-unix"), 0o1777); err != nil {
 		return "", err
 	}
-	for name, content := range map[string]string{
-		"/etc/hostname":    spec.Hostname + "\n",
-		"/etc/hosts":       "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + spec.Hostname + "\n",
-		"/etc/resolv.conf": "# A sandbox has no network but its loopback.\n",
-	} {
+	for name, content := range ownFiles(spec) {
 		if err := t.write(name, content, 0o644); err != nil {
 			return "", err
 		}
@@ -236,6 +247,16 @@ func (k *Keeper) makeTop(spec *protocol.Spec, layers []int, host uint32) (string
 		covered = append(covered, m.Target)
 	}
 	return t.dir, nil
+}
+
+// ownFiles are the files of a sandbox that take the place of the image's.
+func ownFiles(spec *protocol.Spec) map[string]string {
+	hostname := spec.Hostname
+	return map[string]string{
+		"/etc/hostname":    hostname + "\n",
+		"/etc/hosts":       "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + hostname + "\n",
+		"/etc/resolv.conf": resolvConf(spec.Card),
+	}
 }
 
 // within says whether p lies in one of dirs.
@@ -423,6 +444,16 @@ func (k *Keeper) mountBind(s *stage, b protocol.Bind, fd func(int) int, target i
 		}
 	}
 	return unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// mountEmpty mounts an empty directory, over which something else is mounted before the sandbox runs.
+func (k *Keeper) mountEmpty(at string) error {
+	fd, err := k.cloneEmpty(true)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return attachNew(fd, at, true)
 }
 
 // cloneEmpty returns a detached mount of an empty file or directory.

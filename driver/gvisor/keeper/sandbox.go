@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
 	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
@@ -44,6 +45,8 @@ type sandbox struct {
 	died     chan struct{}
 	group    cgroup
 	guard    *oomGuard
+	// card is the outer end of the network card, for when whoever serves it is gone.
+	card *os.File
 	// outOfMemory says that the keeper ended the sandbox for memory.
 	outOfMemory bool
 }
@@ -64,7 +67,8 @@ func (s *sandbox) status() protocol.Status {
 var canceled = protocol.Errorf(protocol.KindCanceled, "create was cancelled")
 
 // create boots a sandbox. When it fails nothing of it is left.
-func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.File) (err error) {
+func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.File) (err error) {
+	spec := req.Spec
 	if err := checkSpec(spec, len(files)); err != nil {
 		return err
 	}
@@ -92,13 +96,31 @@ func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.Fi
 	}()
 	var img *image
 	if spec.Image != nil {
-		if img, err = openImage(ctx, files[*spec.Image]); err != nil {
+		if img, err = openImage(files[*spec.Image], req.Packing.Key); err != nil {
 			return err
 		}
-		if err := img.fits(k.build, spec); err != nil {
+		if err := img.fits(k.build, k.name, spec); err != nil {
 			return err
+		}
+		if img.Packed {
+			if img.unpacked, err = newScratch(); err != nil {
+				return err
+			}
+			defer func() {
+				if cerr := img.unpacked.close(); cerr != nil {
+					k.log.Error("remove an unpacked image", "sandbox", s.id, "error", cerr)
+				}
+			}()
 		}
 		s.meta.Token = img.Token
+		img.verified = make(chan error, 1)
+		reading, stop := context.WithCancel(ctx)
+		done := make(chan struct{})
+		defer func() { stop(); <-done }()
+		go func() { // while there is something to run it in
+			defer close(done)
+			img.verified <- img.verify(reading)
+		}()
 	}
 	// In the order in which they came, as many at a time as there are processors.
 	if err := k.starts.Acquire(ctx, 1); err != nil {
@@ -106,32 +128,12 @@ func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.Fi
 	}
 	defer k.starts.Release(1)
 	t0 := time.Now()
-	if err := os.Mkdir(sandboxDir(s.id), 0o700); err != nil {
-		return err
-	}
-	if err := s.meta.save(); err != nil {
-		return err
-	}
-	if err := os.Mkdir(filestoreDir(s.id), 0o700); err != nil {
-		return err
-	}
-	st, err := k.prepare(spec, files, idRange(s.meta.Range))
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if cerr := st.close(); cerr != nil {
-			k.log.Error("remove the mounts of a start", "sandbox", s.id, "error", cerr)
+	if spec.Card != nil {
+		if err := s.keepCard(files[spec.Card.Outside]); err != nil {
+			return err
 		}
-	}()
-	if len(st.unmapped) > 0 {
-		k.log.Warn("no idmapped mounts; files belong to nobody inside", "sandbox", s.id, "parts", st.unmapped)
 	}
-	t1 := time.Now()
-	if ctx.Err() != nil {
-		return canceled
-	}
-	if err := k.boot(ctx, s, spec, st, img); err != nil {
+	if err := k.begin(ctx, s, spec, files, img); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -147,9 +149,114 @@ func (k *Keeper) create(ctx context.Context, spec *protocol.Spec, files []*os.Fi
 	if err := k.guardMemory(s); err != nil {
 		return fmt.Errorf("watch the sandbox's memory: %w", err)
 	}
-	k.log.Info("created", "sandbox", s.id, "mounts", t1.Sub(t0), "total", time.Since(t0))
+	k.log.Info("created", "sandbox", s.id, "total", time.Since(t0), "pool", s.meta.Container != "")
 	go k.warm()
+	k.pool.refill()
 	return nil
+}
+
+// begin makes a sandbox that runs, from the pool if there is one that fits.
+func (k *Keeper) begin(ctx context.Context, s *sandbox, spec *protocol.Spec, files []*os.File, img *image) error {
+	if e := k.pool.take(spec, img == nil); e != nil {
+		defer e.made.close()
+		if err := k.adopt(s, e, spec, files); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return canceled
+		}
+		if img != nil {
+			return k.restore(ctx, s, img, e.made, network(spec, files, true))
+		}
+		s.meta.Token = e.meta.Token // the guest has it from its environment
+		return k.start(ctx, s, e.made, network(spec, files, false))
+	}
+	m, err := k.make(ctx, s, spec, files)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	if ctx.Err() != nil {
+		return canceled
+	}
+	if img != nil {
+		return k.restore(ctx, s, img, m, network(spec, files, true))
+	}
+	return k.start(ctx, s, m, network(spec, files, false))
+}
+
+// made is an execution that gVisor has created and that does not run yet.
+type made struct {
+	conf *config.Config
+	line *line
+	root os.FileInfo // of the tree that its file server serves
+	// placed says that its processes are in their control group.
+	placed bool
+}
+
+func (m *made) close() { m.line.close() }
+
+// make creates the execution of a sandbox: its processes, with their mounts, wait for what to run.
+func (k *Keeper) make(ctx context.Context, s *sandbox, spec *protocol.Spec, files []*os.File) (*made, error) {
+	if err := os.Mkdir(sandboxDir(s.id), 0o700); err != nil {
+		return nil, err
+	}
+	if err := s.meta.save(); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(filestoreDir(s.id), 0o700); err != nil {
+		return nil, err
+	}
+	if err := s.group.create(spec.Limits); err != nil {
+		return nil, err
+	}
+	st, err := k.prepare(spec, files, idRange(s.meta.Range))
+	if err != nil {
+		return nil, err
+	}
+	// The processes have copies of the mounts once they run.
+	defer func() {
+		if cerr := st.close(); cerr != nil {
+			k.log.Error("remove the mounts of a start", "sandbox", s.id, "error", cerr)
+		}
+	}()
+	if len(st.unmapped) > 0 {
+		k.log.Warn("no idmapped mounts; files belong to nobody inside", "sandbox", s.id, "parts", st.unmapped)
+	}
+	if ctx.Err() != nil {
+		return nil, canceled
+	}
+	m := &made{}
+	if m.root, err = os.Stat(st.root); err != nil {
+		return nil, err
+	}
+	if m.conf, err = k.configFor(spec); err != nil {
+		return nil, err
+	}
+	// The range of ids, the limits and the token are not those of an image. What must be alike is compared before.
+	m.conf.RestoreSpecValidation = config.RestoreSpecValidationIgnore
+	oci := ociSpec(spec, st, s.meta.Token, idRange(s.meta.Range))
+	bundle, err := writeBundle(spec, k.instance, oci)
+	if err != nil {
+		return nil, err
+	}
+	if m.line, err = newLine(); err != nil {
+		return nil, err
+	}
+	cont, err := container.New(m.conf, container.Args{ID: s.id, Spec: oci, BundleDir: bundle, PassFiles: m.line.theirs()})
+	if err != nil {
+		m.close()
+		return nil, k.bootFailed(s, "create", err)
+	}
+	m.line.closeTheirs()
+	s.cont, s.kernel = cont, cont.Sandbox
+	s.meta.Sandbox = processOf(cont.Sandbox.Getpid())
+	s.meta.Gofer = processOf(cont.GoferPid.Load())
+	if err := s.meta.save(); err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
 }
 
 // checkSpec refuses what cannot be right before anything is made.
@@ -172,6 +279,12 @@ func checkSpec(spec *protocol.Spec, files int) error {
 		valid = valid && ok(m.FD)
 	}
 	valid = valid && (spec.Image == nil || ok(*spec.Image))
+	if c := spec.Card; c != nil {
+		valid = valid && ok(c.Inside) && ok(c.Outside)
+		if c.MTU < 1280 || c.MTU > 65535 || len(c.Addrs) == 0 {
+			return protocol.Errorf(protocol.KindInvalid, "a card with MTU %d and %d addresses: want 1280 to 65535, and one at least", c.MTU, len(c.Addrs))
+		}
+	}
 	if !valid {
 		return protocol.Errorf(protocol.KindInvalid, "a descriptor of the spec is missing")
 	}
@@ -188,6 +301,15 @@ func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandb
 	if k.sandboxes[spec.ID] != nil {
 		return nil, protocol.Errorf(protocol.KindExists, "sandbox %s exists", spec.ID)
 	}
+	s, err := k.newSandbox(spec, cancel)
+	if err == nil {
+		k.sandboxes[spec.ID] = s
+	}
+	return s, err
+}
+
+// newSandbox returns a sandbox with a range of ids of its own, which k.calls waits for; k.mu is held.
+func (k *Keeper) newSandbox(spec *protocol.Spec, cancel context.CancelFunc) (*sandbox, error) {
 	i := k.freeRange()
 	if i < 0 {
 		return nil, protocol.Errorf(protocol.KindExhausted, "all %d ranges of user ids are in use", maxRanges)
@@ -202,66 +324,31 @@ func (k *Keeper) reserve(spec *protocol.Spec, cancel context.CancelFunc) (*sandb
 		},
 	}
 	s.group = s.meta.Group
-	k.sandboxes[spec.ID] = s
 	k.calls.Add(1)
 	return s, nil
 }
 
-// boot starts gVisor and the guest. The sandbox's processes are in their control group when it returns; until then
-// only gVisor itself and the guest's start have run.
-func (k *Keeper) boot(ctx context.Context, s *sandbox, spec *protocol.Spec, st *stage, img *image) error {
-	conf, err := k.configFor(spec)
-	if err != nil {
+// start lets a created execution boot its guest. The sandbox's processes are in their control group when it returns; until
+// then only gVisor itself and the guest's start have run.
+func (k *Keeper) start(ctx context.Context, s *sandbox, m *made, net *boot.CreateLinksAndRoutesArgs) error {
+	var err error
+	if s.channel, err = newChannel(m.line.takeHost()); err != nil {
 		return err
 	}
-	if img != nil {
-		// The range of ids, the limits and the token are not those of the image. What must be alike was compared.
-		conf.RestoreSpecValidation = config.RestoreSpecValidationIgnore
-	}
-	oci := ociSpec(spec, st, s.meta.Token, idRange(s.meta.Range))
-	bundle, err := writeBundle(spec, k.instance, oci)
-	if err != nil {
-		return err
-	}
-	if err := s.group.create(spec.Limits); err != nil {
-		return err
-	}
-	host, guest, err := socketPair()
-	if err != nil {
-		return err
-	}
-	defer guest.Close()
-	cont, err := container.New(conf, container.Args{
-		ID: s.id, Spec: oci, BundleDir: bundle, PassFiles: map[int]*os.File{3: guest},
-	})
-	if err != nil {
-		host.Close()
-		return k.bootFailed(s, "create", err)
-	}
-	s.cont, s.kernel = cont, cont.Sandbox
-	s.meta.Sandbox = processOf(cont.Sandbox.Getpid())
-	s.meta.Gofer = processOf(cont.GoferPid.Load())
-	if err := s.meta.save(); err != nil {
-		host.Close()
-		return err
-	}
-	if s.channel, err = newChannel(host); err != nil {
-		host.Close()
-		return err
-	}
-	if ctx.Err() != nil {
-		return canceled
-	}
-	if img != nil {
-		return k.restore(ctx, s, conf, img)
-	}
-	// Moving a process waits for the kernel's next grace period, so it goes along with the start.
+	// Moving a process waits for the kernel's next grace period, so where it is needed it goes along with the start.
 	placed := make(chan error, 1)
-	go func() { placed <- s.group.place(cont.Sandbox.Getpid(), cont.GoferPid.Load()) }()
-	// With "none" here, gVisor sets up a loopback interface and nothing else.
-	start := *conf
-	start.Network = config.NetworkNone
-	err = cont.Start(&start)
+	if m.placed {
+		placed <- nil
+	} else {
+		go func() { placed <- s.group.place(s.cont.Sandbox.Getpid(), s.cont.GoferPid.Load()) }()
+	}
+	err = setNetwork(s.cont.Sandbox, net)
+	if err == nil {
+		// With "host" here, gVisor leaves what has been set.
+		conf := *m.conf
+		conf.Network = config.NetworkHost
+		err = s.cont.Start(&conf)
+	}
 	if perr := <-placed; perr != nil {
 		return errors.Join(err, perr)
 	}
@@ -338,6 +425,7 @@ func (k *Keeper) destroy(s *sandbox) error {
 
 // endRuntime ends the processes and removes what gVisor and the kernel hold for them. The files stay.
 func (k *Keeper) endRuntime(s *sandbox) error {
+	s.dropCard()
 	s.mu.Lock()
 	s.guard.close()
 	s.mu.Unlock()
@@ -354,7 +442,7 @@ func (k *Keeper) endRuntime(s *sandbox) error {
 	for _, p := range k.strays(s) {
 		kill(p)
 	}
-	removeGVisorState(s.id)
+	removeGVisorState(s.meta.container())
 	if err := s.group.remove(); err != nil {
 		return err
 	}
@@ -413,7 +501,7 @@ func (k *Keeper) strays(s *sandbox) []process {
 	if err != nil {
 		return nil
 	}
-	prefix := filepath.Join(sandboxDir(s.id), "bundle-"+k.instance+"-")
+	prefix := filepath.Join(sandboxDir(s.meta.container()), "bundle-"+k.instance+"-")
 	var found []process
 	for _, e := range procs {
 		pid, err := strconv.Atoi(e.Name())
@@ -559,14 +647,19 @@ func (s *sandbox) reopen() (*channel, error) {
 	if err != nil {
 		return nil, err
 	}
+	return ch, s.use(ch)
+}
+
+// use makes a channel that of the sandbox, or ends it with the sandbox.
+func (s *sandbox) use(ch *channel) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.deleting || s.meta.State != stateRunning {
+	if s.deleting || s.meta.State == stateDead {
 		ch.session.Close()
-		return nil, errors.New("the sandbox has ended")
+		return errors.New("the sandbox has ended")
 	}
 	s.channel = ch
-	return ch, nil
+	return nil
 }
 
 func (k *Keeper) stats(id string) (*protocol.Stats, error) {

@@ -8,9 +8,13 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
 
@@ -33,7 +37,7 @@ func (s *sandbox) freeze(kernel *gsandbox.Sandbox) error {
 	if err := s.setFrozen(changing); err != nil {
 		return err
 	}
-	if err := kernel.Pause(s.id); err != nil {
+	if err := kernel.Pause(kernel.ID); err != nil {
 		return err
 	}
 	return s.setFrozen(stands)
@@ -63,7 +67,7 @@ func (s *sandbox) release() error {
 	if err := s.setFrozen(changing); err != nil {
 		return err
 	}
-	if err := kernel.Resume(s.id); err != nil {
+	if err := kernel.Resume(kernel.ID); err != nil {
 		return err
 	}
 	return s.setFrozen(runs)
@@ -87,7 +91,8 @@ func (s *sandbox) moves(kernel *gsandbox.Sandbox) bool {
 
 // snapshot writes an image of a sandbox into a directory and returns its size. It leaves the sandbox as it is when it
 // fails, or when the caller has gone, for nobody would let a frozen one run on.
-func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, freeze bool) (size int64, err error) {
+func (k *Keeper) snapshot(ctx context.Context, req *protocol.Request, files []*os.File) (size int64, err error) {
+	id, freeze := req.ID, req.Freeze
 	if len(files) != 1 {
 		return 0, protocol.Errorf(protocol.KindInvalid, "snapshot without a directory")
 	}
@@ -97,9 +102,21 @@ func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, free
 	}
 	defer k.calls.Done()
 	defer s.still.Unlock()
-	img := &image{dir: files[0], Version: manifestVersion, Created: time.Now().UTC(), Runtime: k.build, Arch: runtime.GOARCH}
+	img := &image{dir: files[0], Created: time.Now().UTC(), Runtime: k.build, Arch: runtime.GOARCH}
 	if names, err := img.names(); err != nil || len(names) > 0 {
 		return 0, errors.Join(err, protocol.Errorf(protocol.KindInvalid, "the directory for an image must be empty"))
+	}
+	if req.Transient {
+		img.Transient = k.name
+	}
+	if img.seals, err = newSealer(req.Packing.Key); err != nil {
+		return 0, err
+	}
+	if img.seals != nil {
+		if img.unpacked, err = newScratch(); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, img.unpacked.close()) }()
 	}
 	if img.CPU, err = cpuFeatures(); err != nil {
 		return 0, err
@@ -127,6 +144,7 @@ func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, free
 	t0 := time.Now()
 	var t1 time.Time
 	defer func() {
+		err = fullDisk(err)
 		if err == nil && ctx.Err() != nil {
 			err = protocol.Errorf(protocol.KindCanceled, "the snapshot was cancelled")
 		}
@@ -142,7 +160,7 @@ func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, free
 			}
 		}
 		if err == nil {
-			k.log.Info("snapshot", "sandbox", id, "bytes", size, "written", t1.Sub(t0), "total", time.Since(t0))
+			k.log.Info("snapshot", "sandbox", id, "bytes", size, "stood", t1.Sub(t0), "total", time.Since(t0))
 		}
 	}()
 	if !ch.closed() && ch.forward != nil {
@@ -155,7 +173,7 @@ func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, free
 		}
 	}
 	conf := *k.conf
-	err = kernel.Checkpoint(&conf, s.id, img.path(), gsandbox.CheckpointOpts{Compression: statefile.CompressionLevelNone, Resume: true})
+	err = kernel.Checkpoint(&conf, kernel.ID, img.plain(), gsandbox.CheckpointOpts{Compression: statefile.CompressionLevelNone, Resume: true})
 	if err != nil {
 		return 0, k.snapshotFailed(s, "save", err)
 	}
@@ -165,7 +183,59 @@ func (k *Keeper) snapshot(ctx context.Context, id string, files []*os.File, free
 			return 0, err
 		}
 	}
-	return img.seal(ctx)
+	return img.finish(ctx, req.Packing)
+}
+
+// fullDisk says in words that an image does not fit.
+func fullDisk(err error) error {
+	if isFull(err) {
+		return protocol.Errorf(protocol.KindExhausted, "the disk of this server is full, and the image of the sandbox does not fit; free some and try again")
+	}
+	return err
+}
+
+// isFull says whether an error is that of a full disk. What gVisor writes itself fails in the sandbox's process, whose errors come as text.
+func isFull(err error) bool {
+	return err != nil && slices.ContainsFunc([]unix.Errno{unix.ENOSPC, unix.EDQUOT}, func(errno unix.Errno) bool {
+		return errors.Is(err, errno) || strings.Contains(err.Error(), errno.Error())
+	})
+}
+
+// finish packs the image as far as that is asked for and seals it. One that is transient is packed only to be encrypted.
+func (m *image) finish(ctx context.Context, p protocol.Packing) (int64, error) {
+	if !m.Packed && (m.seals != nil || m.Transient == "") {
+		size, err := m.plainSize()
+		if err != nil {
+			return 0, err
+		}
+		if compress := compresses(p, size); compress || m.seals != nil {
+			if err := m.pack(ctx, compress); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return m.seal(ctx)
+}
+
+// seal gives a transient image of this keeper its checksums and writes it to disk.
+func (k *Keeper) seal(ctx context.Context, req *protocol.Request, files []*os.File) (int64, error) {
+	if len(files) != 1 {
+		return 0, protocol.Errorf(protocol.KindInvalid, "seal without a directory")
+	}
+	img, err := openImage(files[0], req.Packing.Key)
+	if err != nil {
+		return 0, err
+	}
+	if img.Transient != k.name {
+		return 0, damaged("it was made by another keeper, which has ended, or is sealed already")
+	}
+	// Without a manifest it is no image, should this be cut short.
+	if err := unix.Unlinkat(int(img.dir.Fd()), manifestName, 0); err != nil {
+		return 0, err
+	}
+	img.Transient = ""
+	n, err := img.finish(ctx, req.Packing)
+	return n, fullDisk(err)
 }
 
 // snapshotFailed logs what gVisor says and returns what a caller may see.
@@ -174,6 +244,9 @@ func (k *Keeper) snapshotFailed(s *sandbox, step string, err error) error {
 		return protocol.Errorf(protocol.KindState, "sandbox %s ended during the snapshot", s.id)
 	}
 	k.log.Error("snapshot failed", "sandbox", s.id, "step", step, "error", err)
+	if isFull(err) {
+		return fullDisk(err)
+	}
 	return fmt.Errorf("gVisor could not %s the sandbox (is the disk full?); it runs on; the keeper's log has more", step)
 }
 
@@ -191,6 +264,37 @@ func (k *Keeper) hold(id string) (*sandbox, error) {
 	return s, nil
 }
 
+// verify says whether a sandbox could go on from an image.
+func (k *Keeper) verify(ctx context.Context, req *protocol.Request, files []*os.File) error {
+	spec := req.Spec
+	if err := checkSpec(spec, len(files)); err != nil {
+		return err
+	}
+	if spec.Image == nil {
+		return protocol.Errorf(protocol.KindInvalid, "verify without an image")
+	}
+	img, err := openImage(files[*spec.Image], req.Packing.Key)
+	if err != nil {
+		return err
+	}
+	if err := img.fits(k.build, k.name, spec); err != nil {
+		return err
+	}
+	return img.verify(ctx)
+}
+
+// still makes a sandbox stand still until thaw.
+func (k *Keeper) still(id string) error {
+	s, err := k.hold(id)
+	if err != nil {
+		return err
+	}
+	defer k.calls.Done()
+	defer s.still.Unlock()
+	_, err = k.standStill(s)
+	return err
+}
+
 // thaw lets a frozen sandbox run on.
 func (k *Keeper) thaw(id string) error {
 	s, err := k.hold(id)
@@ -204,21 +308,37 @@ func (k *Keeper) thaw(id string) error {
 
 // restore fills a created container from an image and lets it run. Its processes come into their control group first:
 // memory is charged to the group in which it is first touched.
-func (k *Keeper) restore(ctx context.Context, s *sandbox, conf *config.Config, img *image) error {
-	if err := s.group.place(s.cont.Sandbox.Getpid(), s.cont.GoferPid.Load()); err != nil {
+func (k *Keeper) restore(ctx context.Context, s *sandbox, img *image, m *made, net *boot.CreateLinksAndRoutesArgs) error {
+	if !m.placed {
+		if err := s.group.place(s.cont.Sandbox.Getpid(), s.cont.GoferPid.Load()); err != nil {
+			return err
+		}
+	}
+	if err := <-img.verified; err != nil {
 		return err
 	}
-	start := *conf
-	start.Network = config.NetworkNone
-	if err := s.cont.Restore(&start, img.path(), false, false, nil); err != nil {
+	conf := *m.conf
+	conf.Network = config.NetworkHost
+	if err := s.cont.Restore(&conf, img.plain(), false, false, net); err != nil {
 		err = k.bootFailed(s, "restore", err)
 		return fmt.Errorf("%w; a file that a process had open in a mount must still be there", err)
 	}
-	// The guest in the image may be in the middle of a session on a channel that is gone. It sees this one end, and a
-	// new one is opened as for a guest that another keeper started.
-	s.channel.session.Close()
 	if ctx.Err() != nil {
 		return canceled
 	}
+	// Whoever dials waits for this. A guest that does not answer is reached as one that another keeper started.
+	s.attach <- struct{}{}
+	host, control := m.line.takeHost(), m.line.takeControl()
+	go func() {
+		defer func() { <-s.attach }()
+		ch, err := renew(host, control)
+		if err != nil {
+			k.log.Warn("the guest of a restored sandbox does not take its channel", "sandbox", s.id, "error", err)
+			return
+		}
+		if err := s.use(ch); err != nil {
+			k.log.Info("a restored sandbox ended at once", "sandbox", s.id, "error", err)
+		}
+	}()
 	return nil
 }

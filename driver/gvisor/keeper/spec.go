@@ -72,13 +72,14 @@ func (k *Keeper) configFor(spec *protocol.Spec) (*config.Config, error) {
 func filestoreDir(id string) string { return filepath.Join(sandboxDir(id), "disk") }
 
 // guestCapabilities is what root inside may do, to the gVisor kernel and nothing else: enough for sudo, package
-// managers and servers. It is Docker's default set without raw sockets. CAP_SYS_RESOURCE and CAP_SYS_PTRACE are for
-// the guest alone, which lets nothing that it starts have them: with the first it can make a thread though root inside has
-// used up all processes, with the second it sees whose process listens on a port. Root inside could freeze it by ptrace.
+// managers and servers. It is Docker's default set without raw sockets. CAP_SYS_RESOURCE, CAP_SYS_PTRACE and CAP_SYS_ADMIN are
+// for the guest alone, which lets nothing that it starts have them: with the first it can make a thread though root inside has
+// used up all processes, with the second it sees whose process listens on a port, with the third it sets the host name of what
+// came from the pool. Root inside could freeze it by ptrace.
 var guestCapabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
-	"CAP_SYS_RESOURCE", "CAP_SYS_PTRACE",
+	"CAP_SYS_RESOURCE", "CAP_SYS_PTRACE", "CAP_SYS_ADMIN",
 }
 
 // ociSpec describes a sandbox to gVisor.
@@ -86,7 +87,8 @@ func ociSpec(spec *protocol.Spec, s *stage, token string, host uint32) *specs.Sp
 	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: host, Size: idCount}}
 	env := append([]string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"WARREN_CHANNEL_FD=3",
+		fmt.Sprintf("WARREN_CHANNEL_FD=%d", channelFD),
+		fmt.Sprintf("WARREN_CHANNEL_CONTROL=%d", controlFD),
 		"WARREN_CHANNEL_TOKEN=" + token,
 	}, spec.Env...)
 	mounts := []specs.Mount{

@@ -278,6 +278,18 @@ func (w workspaces) Delete(context.Context, warren.WorkspaceID) error { return n
 func (w workspaces) Copy(context.Context, warren.WorkspaceID, warren.WorkspaceID) (string, error) {
 	return "", errNothing
 }
+func (w workspaces) BeginCopy(context.Context, warren.WorkspaceID, warren.WorkspaceID, bool) (engine.WorkspaceCopy, error) {
+	return nil, errNothing
+}
+func (w workspaces) Replace(context.Context, warren.WorkspaceID, warren.WorkspaceID) error {
+	return errNothing
+}
+func (w workspaces) Adopt(context.Context, warren.WorkspaceID, warren.WorkspaceID) error {
+	return errNothing
+}
+func (w workspaces) Usage(context.Context, warren.WorkspaceID) (int64, int64, error) {
+	return 0, 0, nil
+}
 func (w workspaces) Size(context.Context, warren.WorkspaceID) (int64, error) { return 0, nil }
 func (w workspaces) Diff(context.Context, warren.WorkspaceID, engine.DiffOptions, io.Writer) error {
 	return errNothing

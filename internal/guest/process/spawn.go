@@ -50,8 +50,8 @@ func (s spawner) spawn(path string, argv []string, attr *syscall.ProcAttr) (int,
 
 // ownCapabilities are for the guest alone. By CAP_SYS_RESOURCE the sandbox's limit of processes does not stop it from making a
 // thread when root inside has used the limit up. By CAP_SYS_PTRACE it sees which process holds a port; root inside could
-// stop the guest itself with it, and read its memory.
-var ownCapabilities = []uint{unix.CAP_SYS_RESOURCE, unix.CAP_SYS_PTRACE}
+// stop the guest itself with it, and read its memory. By CAP_SYS_ADMIN it sets the host name.
+var ownCapabilities = []uint{unix.CAP_SYS_RESOURCE, unix.CAP_SYS_PTRACE, unix.CAP_SYS_ADMIN}
 
 func noNewPrivileges() bool {
 	v, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)

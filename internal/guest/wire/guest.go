@@ -177,4 +177,80 @@ type (
 		Keepalive *Empty `json:"keepalive" oneof:"event"`
 		Ready     *Empty `json:"ready" oneof:"event"`
 	}
+	// WatchLifecycleRequest of WatchLifecycle.
+	WatchLifecycleRequest struct {
+		NoFollow bool `json:"noFollow"`
+	}
+	// LifecycleEvent is one turn in the life of a sandbox.
+	LifecycleEvent struct {
+		Event      string     `json:"event"`
+		SandboxID  string     `json:"sandboxId"`
+		ParentID   string     `json:"parentId"`
+		Generation string     `json:"generation"`
+		Time       *time.Time `json:"time"`
+	}
+	// WatchLifecycleResponse of WatchLifecycle.
+	WatchLifecycleResponse struct {
+		Current   *LifecycleEvent `json:"current" oneof:"event"`
+		Happened  *LifecycleEvent `json:"happened" oneof:"event"`
+		Keepalive *Empty          `json:"keepalive" oneof:"event"`
+	}
+	// InitAnswer answers /init when hooks were run; it is no message of the service.
+	InitAnswer struct {
+		Hooks []HookResult `json:"hooks"`
+	}
+	// HookResult is how one hook ended.
+	HookResult struct {
+		Hook   string `json:"hook"`
+		OK     bool   `json:"ok"`
+		Status string `json:"status"`
+		Millis int32  `json:"millis"`
+	}
+	// Service is a program that the guest keeps going.
+	Service struct {
+		Name    string            `json:"name"`
+		Command []string          `json:"command"`
+		User    string            `json:"user"`
+		Dir     string            `json:"dir"`
+		Env     map[string]string `json:"env"`
+		Port    uint32            `json:"port"`
+		Check   *ServiceCheck     `json:"check"`
+		Restart string            `json:"restart"`
+	}
+	// ServiceCheck asks whether a service is ready.
+	ServiceCheck struct {
+		HTTPPath   string   `json:"httpPath"`
+		TCP        bool     `json:"tcp"`
+		Command    []string `json:"command"`
+		IntervalMS int64    `json:"intervalMs"`
+		TimeoutMS  int64    `json:"timeoutMs"`
+		Retries    uint32   `json:"retries"`
+	}
+	// ServiceStatus is how a service does.
+	ServiceStatus struct {
+		Service  *Service   `json:"service"`
+		State    string     `json:"state"`
+		PID      uint32     `json:"pid"`
+		Restarts uint32     `json:"restarts"`
+		ExitCode int32      `json:"exitCode"`
+		Message  string     `json:"message"`
+		Since    *time.Time `json:"since"`
+	}
+	// PutServicesRequest of PutServices.
+	PutServicesRequest struct {
+		Services []Service `json:"services"`
+	}
+	// ListServicesRequest of ListServices.
+	ListServicesRequest struct {
+		WaitMS int64 `json:"waitMs"`
+	}
+	// ListServicesResponse of ListServices.
+	ListServicesResponse struct {
+		Services []ServiceStatus `json:"services"`
+	}
+	// ControlServiceRequest of ControlService.
+	ControlServiceRequest struct {
+		Name   string `json:"name"`
+		Action string `json:"action"`
+	}
 )

@@ -81,6 +81,14 @@ var pairs = []struct {
 	{&guestv1.ListSessionsResponse{}, &wire.ListSessionsResponse{}},
 	{&guestv1.WatchPortsRequest{}, &wire.WatchPortsRequest{}},
 	{&guestv1.WatchPortsResponse{}, &wire.WatchPortsResponse{}},
+	{&guestv1.WatchLifecycleRequest{}, &wire.WatchLifecycleRequest{}},
+	{&guestv1.WatchLifecycleResponse{}, &wire.WatchLifecycleResponse{}},
+	{&guestv1.PutServicesRequest{}, &wire.PutServicesRequest{}},
+	{&guestv1.PutServicesResponse{}, &wire.Empty{}},
+	{&guestv1.ListServicesRequest{}, &wire.ListServicesRequest{}},
+	{&guestv1.ListServicesResponse{}, &wire.ListServicesResponse{}},
+	{&guestv1.ControlServiceRequest{}, &wire.ControlServiceRequest{}},
+	{&guestv1.ControlServiceResponse{}, &wire.Empty{}},
 }
 
 // TestEveryMessageOfEveryServiceIsPaired makes sure that a new procedure is not forgotten here.

@@ -45,6 +45,8 @@ const (
 	SandboxState_SANDBOX_STATE_PAUSED SandboxState = 6
 	// On the way back from paused to running.
 	SandboxState_SANDBOX_STATE_RESUMING SandboxState = 7
+	// On the way to a snapshot; what was since then is lost.
+	SandboxState_SANDBOX_STATE_ROLLING_BACK SandboxState = 8
 )
 
 // Enum value maps for SandboxState.
@@ -58,16 +60,18 @@ var (
 		5: "SANDBOX_STATE_PAUSING",
 		6: "SANDBOX_STATE_PAUSED",
 		7: "SANDBOX_STATE_RESUMING",
+		8: "SANDBOX_STATE_ROLLING_BACK",
 	}
 	SandboxState_value = map[string]int32{
-		"SANDBOX_STATE_UNSPECIFIED": 0,
-		"SANDBOX_STATE_CREATING":    1,
-		"SANDBOX_STATE_RUNNING":     2,
-		"SANDBOX_STATE_FAILED":      3,
-		"SANDBOX_STATE_DELETING":    4,
-		"SANDBOX_STATE_PAUSING":     5,
-		"SANDBOX_STATE_PAUSED":      6,
-		"SANDBOX_STATE_RESUMING":    7,
+		"SANDBOX_STATE_UNSPECIFIED":  0,
+		"SANDBOX_STATE_CREATING":     1,
+		"SANDBOX_STATE_RUNNING":      2,
+		"SANDBOX_STATE_FAILED":       3,
+		"SANDBOX_STATE_DELETING":     4,
+		"SANDBOX_STATE_PAUSING":      5,
+		"SANDBOX_STATE_PAUSED":       6,
+		"SANDBOX_STATE_RESUMING":     7,
+		"SANDBOX_STATE_ROLLING_BACK": 8,
 	}
 )
 
@@ -96,6 +100,59 @@ func (x SandboxState) Number() protoreflect.EnumNumber {
 // Deprecated: Use SandboxState.Descriptor instead.
 func (SandboxState) EnumDescriptor() ([]byte, []int) {
 	return file_warren_v1_warren_proto_rawDescGZIP(), []int{0}
+}
+
+// IdleAction says what the idle timeout does.
+type IdleAction int32
+
+const (
+	// Pause where the driver can, else delete.
+	IdleAction_IDLE_ACTION_UNSPECIFIED IdleAction = 0
+	// Keep the sandbox on disk, where it takes no processor and no memory; the next call resumes it.
+	IdleAction_IDLE_ACTION_PAUSE IdleAction = 1
+	// Remove it, with a workspace that was made for it and not to be kept.
+	IdleAction_IDLE_ACTION_DELETE IdleAction = 2
+)
+
+// Enum value maps for IdleAction.
+var (
+	IdleAction_name = map[int32]string{
+		0: "IDLE_ACTION_UNSPECIFIED",
+		1: "IDLE_ACTION_PAUSE",
+		2: "IDLE_ACTION_DELETE",
+	}
+	IdleAction_value = map[string]int32{
+		"IDLE_ACTION_UNSPECIFIED": 0,
+		"IDLE_ACTION_PAUSE":       1,
+		"IDLE_ACTION_DELETE":      2,
+	}
+)
+
+func (x IdleAction) Enum() *IdleAction {
+	p := new(IdleAction)
+	*p = x
+	return p
+}
+
+func (x IdleAction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (IdleAction) Descriptor() protoreflect.EnumDescriptor {
+	return file_warren_v1_warren_proto_enumTypes[1].Descriptor()
+}
+
+func (IdleAction) Type() protoreflect.EnumType {
+	return &file_warren_v1_warren_proto_enumTypes[1]
+}
+
+func (x IdleAction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use IdleAction.Descriptor instead.
+func (IdleAction) EnumDescriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{1}
 }
 
 type RestartPolicy int32
@@ -133,11 +190,11 @@ func (x RestartPolicy) String() string {
 }
 
 func (RestartPolicy) Descriptor() protoreflect.EnumDescriptor {
-	return file_warren_v1_warren_proto_enumTypes[1].Descriptor()
+	return file_warren_v1_warren_proto_enumTypes[2].Descriptor()
 }
 
 func (RestartPolicy) Type() protoreflect.EnumType {
-	return &file_warren_v1_warren_proto_enumTypes[1]
+	return &file_warren_v1_warren_proto_enumTypes[2]
 }
 
 func (x RestartPolicy) Number() protoreflect.EnumNumber {
@@ -146,7 +203,58 @@ func (x RestartPolicy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RestartPolicy.Descriptor instead.
 func (RestartPolicy) EnumDescriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{1}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{2}
+}
+
+type SnapshotKind int32
+
+const (
+	SnapshotKind_SNAPSHOT_KIND_UNSPECIFIED SnapshotKind = 0
+	// Memory, root changes and workspace.
+	SnapshotKind_SNAPSHOT_KIND_MEMORY SnapshotKind = 1
+	// Root changes and workspace: what is made of it starts cold.
+	SnapshotKind_SNAPSHOT_KIND_FILES SnapshotKind = 2
+)
+
+// Enum value maps for SnapshotKind.
+var (
+	SnapshotKind_name = map[int32]string{
+		0: "SNAPSHOT_KIND_UNSPECIFIED",
+		1: "SNAPSHOT_KIND_MEMORY",
+		2: "SNAPSHOT_KIND_FILES",
+	}
+	SnapshotKind_value = map[string]int32{
+		"SNAPSHOT_KIND_UNSPECIFIED": 0,
+		"SNAPSHOT_KIND_MEMORY":      1,
+		"SNAPSHOT_KIND_FILES":       2,
+	}
+)
+
+func (x SnapshotKind) Enum() *SnapshotKind {
+	p := new(SnapshotKind)
+	*p = x
+	return p
+}
+
+func (x SnapshotKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SnapshotKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_warren_v1_warren_proto_enumTypes[3].Descriptor()
+}
+
+func (SnapshotKind) Type() protoreflect.EnumType {
+	return &file_warren_v1_warren_proto_enumTypes[3]
+}
+
+func (x SnapshotKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SnapshotKind.Descriptor instead.
+func (SnapshotKind) EnumDescriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{3}
 }
 
 // ErrorDetail says what went wrong in a form that programs can use.
@@ -455,7 +563,7 @@ type SandboxSpec struct {
 	Driver      string            `protobuf:"bytes,8,opt,name=driver,proto3" json:"driver,omitempty"`
 	Restart     RestartPolicy     `protobuf:"varint,9,opt,name=restart,proto3,enum=warren.v1.RestartPolicy" json:"restart,omitempty"`
 	Labels      map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Removed this long after the last call, if set.
+	// Paused or removed, as idle_action says, when it has been idle for this long, if set.
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	// Removed this long after its creation, if set.
 	Ttl *durationpb.Duration `protobuf:"bytes,12,opt,name=ttl,proto3" json:"ttl,omitempty"`
@@ -463,6 +571,18 @@ type SandboxSpec struct {
 	KeepWorkspace bool `protobuf:"varint,13,opt,name=keep_workspace,json=keepWorkspace,proto3" json:"keep_workspace,omitempty"`
 	// Keys that the driver understands, such as "runtime" for docker.
 	DriverOptions map[string]string `protobuf:"bytes,14,rep,name=driver_options,json=driverOptions,proto3" json:"driver_options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// What it may reach: the name of a policy, or "none" for no network card at all. Empty means the server's default, or "none" where
+	// the driver gives sandboxes no network.
+	Policy string `protobuf:"bytes,15,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Go on from this snapshot, by its id or name, instead of booting. Image, driver, mounts, disk and environment are
+	// those of the snapshot; env is added.
+	Snapshot string `protobuf:"bytes,40,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// Go on from the snapshot that this template stands for now, as if that had been given.
+	Template string `protobuf:"bytes,42,opt,name=template,proto3" json:"template,omitempty"`
+	// What idle_timeout does.
+	IdleAction IdleAction `protobuf:"varint,60,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
+	// Whether a call resumes the sandbox when it is paused; true when it is not set.
+	AutoResume    *bool `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -593,6 +713,41 @@ func (x *SandboxSpec) GetDriverOptions() map[string]string {
 		return x.DriverOptions
 	}
 	return nil
+}
+
+func (x *SandboxSpec) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *SandboxSpec) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *SandboxSpec) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *SandboxSpec) GetIdleAction() IdleAction {
+	if x != nil {
+		return x.IdleAction
+	}
+	return IdleAction_IDLE_ACTION_UNSPECIFIED
+}
+
+func (x *SandboxSpec) GetAutoResume() bool {
+	if x != nil && x.AutoResume != nil {
+		return *x.AutoResume
+	}
+	return false
 }
 
 type Failure struct {
@@ -738,12 +893,18 @@ type Sandbox struct {
 	Owner      string `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"`
 	// How strong the boundary is, such as "kernel in user space (gVisor)".
 	Isolation string `protobuf:"bytes,17,opt,name=isolation,proto3" json:"isolation,omitempty"`
-	// "none": a sandbox has loopback only.
+	// The name of its policy; "none": the sandbox has loopback only.
 	Network string `protobuf:"bytes,18,opt,name=network,proto3" json:"network,omitempty"`
 	// Bytes on disk that the memory of a paused sandbox takes.
 	MemoryImageBytes int64 `protobuf:"varint,19,opt,name=memory_image_bytes,json=memoryImageBytes,proto3" json:"memory_image_bytes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The last snapshot taken of it, rolled back to, or that it was made from, and the sandbox that it was forked from. Either may
+	// be gone.
+	SnapshotId string `protobuf:"bytes,40,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	SourceId   string `protobuf:"bytes,41,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
+	// Of a paused sandbox: "asked" by a call, "idle", or "memory" of the host that ran short.
+	PauseReason   string `protobuf:"bytes,60,opt,name=pause_reason,json=pauseReason,proto3" json:"pause_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
@@ -907,6 +1068,27 @@ func (x *Sandbox) GetMemoryImageBytes() int64 {
 		return x.MemoryImageBytes
 	}
 	return 0
+}
+
+func (x *Sandbox) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *Sandbox) GetSourceId() string {
+	if x != nil {
+		return x.SourceId
+	}
+	return ""
+}
+
+func (x *Sandbox) GetPauseReason() string {
+	if x != nil {
+		return x.PauseReason
+	}
+	return ""
 }
 
 type Progress struct {
@@ -1334,6 +1516,9 @@ type UpdateSandboxRequest struct {
 	IdleTimeout   *durationpb.Duration `protobuf:"bytes,5,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	Ttl           *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	KeepWorkspace *bool                `protobuf:"varint,7,opt,name=keep_workspace,json=keepWorkspace,proto3,oneof" json:"keep_workspace,omitempty"`
+	// Unspecified leaves it as it is.
+	IdleAction    IdleAction `protobuf:"varint,60,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
+	AutoResume    *bool      `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1413,6 +1598,20 @@ func (x *UpdateSandboxRequest) GetTtl() *durationpb.Duration {
 func (x *UpdateSandboxRequest) GetKeepWorkspace() bool {
 	if x != nil && x.KeepWorkspace != nil {
 		return *x.KeepWorkspace
+	}
+	return false
+}
+
+func (x *UpdateSandboxRequest) GetIdleAction() IdleAction {
+	if x != nil {
+		return x.IdleAction
+	}
+	return IdleAction_IDLE_ACTION_UNSPECIFIED
+}
+
+func (x *UpdateSandboxRequest) GetAutoResume() bool {
+	if x != nil && x.AutoResume != nil {
+		return *x.AutoResume
 	}
 	return false
 }
@@ -1834,6 +2033,1525 @@ func (x *ResumeSandboxResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+type ForkSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// How many children; 0 means one, the most is 1000.
+	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// Name of the child; of several the beginning, which "-1", "-2" and so on follow.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Added to those of the source. Env reaches processes that start after the fork.
+	Env    map[string]string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of the children, if not those of the source.
+	IdleTimeout *durationpb.Duration `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
+	Ttl         *durationpb.Duration `protobuf:"bytes,7,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// When one child fails, none stays.
+	All           bool `protobuf:"varint,8,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkSandboxRequest) Reset() {
+	*x = ForkSandboxRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkSandboxRequest) ProtoMessage() {}
+
+func (x *ForkSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkSandboxRequest.ProtoReflect.Descriptor instead.
+func (*ForkSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ForkSandboxRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ForkSandboxRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ForkSandboxRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ForkSandboxRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *ForkSandboxRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ForkSandboxRequest) GetIdleTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.IdleTimeout
+	}
+	return nil
+}
+
+func (x *ForkSandboxRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *ForkSandboxRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+type ForkSandboxResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*ForkSandboxResponse_Progress
+	//	*ForkSandboxResponse_Result
+	Event         isForkSandboxResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkSandboxResponse) Reset() {
+	*x = ForkSandboxResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkSandboxResponse) ProtoMessage() {}
+
+func (x *ForkSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkSandboxResponse.ProtoReflect.Descriptor instead.
+func (*ForkSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ForkSandboxResponse) GetEvent() isForkSandboxResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *ForkSandboxResponse) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Event.(*ForkSandboxResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *ForkSandboxResponse) GetResult() *ForkResult {
+	if x != nil {
+		if x, ok := x.Event.(*ForkSandboxResponse_Result); ok {
+			return x.Result
+		}
+	}
+	return nil
+}
+
+type isForkSandboxResponse_Event interface {
+	isForkSandboxResponse_Event()
+}
+
+type ForkSandboxResponse_Progress struct {
+	Progress *Progress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type ForkSandboxResponse_Result struct {
+	Result *ForkResult `protobuf:"bytes,2,opt,name=result,proto3,oneof"`
+}
+
+func (*ForkSandboxResponse_Progress) isForkSandboxResponse_Event() {}
+
+func (*ForkSandboxResponse_Result) isForkSandboxResponse_Event() {}
+
+type ForkResult struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Children []*ForkedSandbox       `protobuf:"bytes,1,rep,name=children,proto3" json:"children,omitempty"`
+	// How long the source stood still.
+	Stopped       *durationpb.Duration `protobuf:"bytes,2,opt,name=stopped,proto3" json:"stopped,omitempty"`
+	Kind          SnapshotKind         `protobuf:"varint,3,opt,name=kind,proto3,enum=warren.v1.SnapshotKind" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkResult) Reset() {
+	*x = ForkResult{}
+	mi := &file_warren_v1_warren_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkResult) ProtoMessage() {}
+
+func (x *ForkResult) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
+func (*ForkResult) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ForkResult) GetChildren() []*ForkedSandbox {
+	if x != nil {
+		return x.Children
+	}
+	return nil
+}
+
+func (x *ForkResult) GetStopped() *durationpb.Duration {
+	if x != nil {
+		return x.Stopped
+	}
+	return nil
+}
+
+func (x *ForkResult) GetKind() SnapshotKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SnapshotKind_SNAPSHOT_KIND_UNSPECIFIED
+}
+
+// ForkedSandbox is a child, or why there is none.
+type ForkedSandbox struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Error   *ErrorDetail           `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// What the error says, for people.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkedSandbox) Reset() {
+	*x = ForkedSandbox{}
+	mi := &file_warren_v1_warren_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkedSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkedSandbox) ProtoMessage() {}
+
+func (x *ForkedSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkedSandbox.ProtoReflect.Descriptor instead.
+func (*ForkedSandbox) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ForkedSandbox) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *ForkedSandbox) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *ForkedSandbox) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type RollbackSandboxRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Id or name.
+	Snapshot      string `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSandboxRequest) Reset() {
+	*x = RollbackSandboxRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSandboxRequest) ProtoMessage() {}
+
+func (x *RollbackSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSandboxRequest.ProtoReflect.Descriptor instead.
+func (*RollbackSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RollbackSandboxRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RollbackSandboxRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+type RollbackSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSandboxResponse) Reset() {
+	*x = RollbackSandboxResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSandboxResponse) ProtoMessage() {}
+
+func (x *RollbackSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSandboxResponse.ProtoReflect.Descriptor instead.
+func (*RollbackSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RollbackSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type Snapshot struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Unique among the owner's snapshots; empty means none.
+	Name string       `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Kind SnapshotKind `protobuf:"varint,3,opt,name=kind,proto3,enum=warren.v1.SnapshotKind" json:"kind,omitempty"`
+	// The sandbox that it was taken of, and its name then. It may be gone.
+	SandboxId   string `protobuf:"bytes,4,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SandboxName string `protobuf:"bytes,5,opt,name=sandbox_name,json=sandboxName,proto3" json:"sandbox_name,omitempty"`
+	// The snapshot before it, if that is still there.
+	ParentId    string                 `protobuf:"bytes,6,opt,name=parent_id,json=parentId,proto3" json:"parent_id,omitempty"`
+	Driver      string                 `protobuf:"bytes,7,opt,name=driver,proto3" json:"driver,omitempty"`
+	Image       string                 `protobuf:"bytes,8,opt,name=image,proto3" json:"image,omitempty"`
+	ImageDigest string                 `protobuf:"bytes,9,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	Resources   *Resources             `protobuf:"bytes,10,opt,name=resources,proto3" json:"resources,omitempty"`
+	Created     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created,proto3" json:"created,omitempty"`
+	Owner       string                 `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Bytes on disk of the memory image, or of the root changes of one without memory.
+	MemoryBytes int64 `protobuf:"varint,13,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// Bytes on disk of its copy of the workspace, and how many of them other snapshots have too.
+	FilesBytes  int64 `protobuf:"varint,14,opt,name=files_bytes,json=filesBytes,proto3" json:"files_bytes,omitempty"`
+	SharedBytes int64 `protobuf:"varint,15,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`
+	// How long the sandbox stood still. Only CreateSnapshot tells.
+	Stopped       *durationpb.Duration `protobuf:"bytes,16,opt,name=stopped,proto3" json:"stopped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Snapshot) Reset() {
+	*x = Snapshot{}
+	mi := &file_warren_v1_warren_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshot) ProtoMessage() {}
+
+func (x *Snapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
+func (*Snapshot) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Snapshot) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Snapshot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Snapshot) GetKind() SnapshotKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SnapshotKind_SNAPSHOT_KIND_UNSPECIFIED
+}
+
+func (x *Snapshot) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetSandboxName() string {
+	if x != nil {
+		return x.SandboxName
+	}
+	return ""
+}
+
+func (x *Snapshot) GetParentId() string {
+	if x != nil {
+		return x.ParentId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Snapshot) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Snapshot) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *Snapshot) GetResources() *Resources {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+func (x *Snapshot) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Snapshot) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Snapshot) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetFilesBytes() int64 {
+	if x != nil {
+		return x.FilesBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetSharedBytes() int64 {
+	if x != nil {
+		return x.SharedBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetStopped() *durationpb.Duration {
+	if x != nil {
+		return x.Stopped
+	}
+	return nil
+}
+
+type CreateSnapshotRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Leave the memory out.
+	FilesOnly     bool `protobuf:"varint,3,opt,name=files_only,json=filesOnly,proto3" json:"files_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSnapshotRequest) Reset() {
+	*x = CreateSnapshotRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSnapshotRequest) ProtoMessage() {}
+
+func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *CreateSnapshotRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CreateSnapshotRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateSnapshotRequest) GetFilesOnly() bool {
+	if x != nil {
+		return x.FilesOnly
+	}
+	return false
+}
+
+type CreateSnapshotResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*CreateSnapshotResponse_Progress
+	//	*CreateSnapshotResponse_Snapshot
+	Event         isCreateSnapshotResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSnapshotResponse) Reset() {
+	*x = CreateSnapshotResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSnapshotResponse) ProtoMessage() {}
+
+func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CreateSnapshotResponse) GetEvent() isCreateSnapshotResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *CreateSnapshotResponse) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Event.(*CreateSnapshotResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		if x, ok := x.Event.(*CreateSnapshotResponse_Snapshot); ok {
+			return x.Snapshot
+		}
+	}
+	return nil
+}
+
+type isCreateSnapshotResponse_Event interface {
+	isCreateSnapshotResponse_Event()
+}
+
+type CreateSnapshotResponse_Progress struct {
+	Progress *Progress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type CreateSnapshotResponse_Snapshot struct {
+	Snapshot *Snapshot `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof"`
+}
+
+func (*CreateSnapshotResponse_Progress) isCreateSnapshotResponse_Event() {}
+
+func (*CreateSnapshotResponse_Snapshot) isCreateSnapshotResponse_Event() {}
+
+type GetSnapshotRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Measure its files, which takes a walk through them.
+	Size          bool `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSnapshotRequest) Reset() {
+	*x = GetSnapshotRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSnapshotRequest) ProtoMessage() {}
+
+func (x *GetSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*GetSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *GetSnapshotRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GetSnapshotRequest) GetSize() bool {
+	if x != nil {
+		return x.Size
+	}
+	return false
+}
+
+type GetSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSnapshotResponse) Reset() {
+	*x = GetSnapshotResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSnapshotResponse) ProtoMessage() {}
+
+func (x *GetSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*GetSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *GetSnapshotResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+type ListSnapshotsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those of this sandbox, which may be gone when its full id is given.
+	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Size          bool   `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	PageSize      uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsRequest) Reset() {
+	*x = ListSnapshotsRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsRequest) ProtoMessage() {}
+
+func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ListSnapshotsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ListSnapshotsRequest) GetSize() bool {
+	if x != nil {
+		return x.Size
+	}
+	return false
+}
+
+func (x *ListSnapshotsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListSnapshotsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListSnapshotsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*Snapshot            `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsResponse) Reset() {
+	*x = ListSnapshotsResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsResponse) ProtoMessage() {}
+
+func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *ListSnapshotsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type DeleteSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	AllowMissing  bool                   `protobuf:"varint,2,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSnapshotRequest) Reset() {
+	*x = DeleteSnapshotRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSnapshotRequest) ProtoMessage() {}
+
+func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *DeleteSnapshotRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteSnapshotRequest) GetAllowMissing() bool {
+	if x != nil {
+		return x.AllowMissing
+	}
+	return false
+}
+
+type DeleteSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSnapshotResponse) Reset() {
+	*x = DeleteSnapshotResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSnapshotResponse) ProtoMessage() {}
+
+func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{39}
+}
+
+type Template struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Unique among the owner's templates. [a-z0-9][a-z0-9-]{0,39}
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// What sandboxes are made from. It cannot be deleted while a template stands for it.
+	SnapshotId string `protobuf:"bytes,3,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// What it was built from, a JSON object that the server only keeps.
+	Recipe string `protobuf:"bytes,4,opt,name=recipe,proto3" json:"recipe,omitempty"`
+	// Idle timeout of sandboxes that are made of it, unless they ask for one.
+	IdleTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
+	// Counts from 1 with each PutTemplate.
+	Version       uint32                 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
+	Updated       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=updated,proto3" json:"updated,omitempty"`
+	Owner         string                 `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Template) Reset() {
+	*x = Template{}
+	mi := &file_warren_v1_warren_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Template) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Template) ProtoMessage() {}
+
+func (x *Template) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Template.ProtoReflect.Descriptor instead.
+func (*Template) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Template) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Template) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Template) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *Template) GetRecipe() string {
+	if x != nil {
+		return x.Recipe
+	}
+	return ""
+}
+
+func (x *Template) GetIdleTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.IdleTimeout
+	}
+	return nil
+}
+
+func (x *Template) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Template) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Template) GetUpdated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Updated
+	}
+	return nil
+}
+
+func (x *Template) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+type PutTemplateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// By id or name; one of the caller's own.
+	Snapshot string `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// At most 1 MiB.
+	Recipe        string               `protobuf:"bytes,3,opt,name=recipe,proto3" json:"recipe,omitempty"`
+	IdleTimeout   *durationpb.Duration `protobuf:"bytes,4,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutTemplateRequest) Reset() {
+	*x = PutTemplateRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutTemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutTemplateRequest) ProtoMessage() {}
+
+func (x *PutTemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutTemplateRequest.ProtoReflect.Descriptor instead.
+func (*PutTemplateRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PutTemplateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutTemplateRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *PutTemplateRequest) GetRecipe() string {
+	if x != nil {
+		return x.Recipe
+	}
+	return ""
+}
+
+func (x *PutTemplateRequest) GetIdleTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.IdleTimeout
+	}
+	return nil
+}
+
+type PutTemplateResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Template *Template              `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	// What it stood for before, empty for a new template.
+	PreviousSnapshotId string `protobuf:"bytes,2,opt,name=previous_snapshot_id,json=previousSnapshotId,proto3" json:"previous_snapshot_id,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *PutTemplateResponse) Reset() {
+	*x = PutTemplateResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutTemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutTemplateResponse) ProtoMessage() {}
+
+func (x *PutTemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutTemplateResponse.ProtoReflect.Descriptor instead.
+func (*PutTemplateResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *PutTemplateResponse) GetTemplate() *Template {
+	if x != nil {
+		return x.Template
+	}
+	return nil
+}
+
+func (x *PutTemplateResponse) GetPreviousSnapshotId() string {
+	if x != nil {
+		return x.PreviousSnapshotId
+	}
+	return ""
+}
+
+type GetTemplateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id or name.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTemplateRequest) Reset() {
+	*x = GetTemplateRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTemplateRequest) ProtoMessage() {}
+
+func (x *GetTemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTemplateRequest.ProtoReflect.Descriptor instead.
+func (*GetTemplateRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GetTemplateRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type GetTemplateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Template      *Template              `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTemplateResponse) Reset() {
+	*x = GetTemplateResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTemplateResponse) ProtoMessage() {}
+
+func (x *GetTemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTemplateResponse.ProtoReflect.Descriptor instead.
+func (*GetTemplateResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *GetTemplateResponse) GetTemplate() *Template {
+	if x != nil {
+		return x.Template
+	}
+	return nil
+}
+
+type ListTemplatesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTemplatesRequest) Reset() {
+	*x = ListTemplatesRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTemplatesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTemplatesRequest) ProtoMessage() {}
+
+func (x *ListTemplatesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTemplatesRequest.ProtoReflect.Descriptor instead.
+func (*ListTemplatesRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{45}
+}
+
+type ListTemplatesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Templates     []*Template            `protobuf:"bytes,1,rep,name=templates,proto3" json:"templates,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTemplatesResponse) Reset() {
+	*x = ListTemplatesResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTemplatesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTemplatesResponse) ProtoMessage() {}
+
+func (x *ListTemplatesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTemplatesResponse.ProtoReflect.Descriptor instead.
+func (*ListTemplatesResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ListTemplatesResponse) GetTemplates() []*Template {
+	if x != nil {
+		return x.Templates
+	}
+	return nil
+}
+
+type DeleteTemplateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	AllowMissing  bool                   `protobuf:"varint,2,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTemplateRequest) Reset() {
+	*x = DeleteTemplateRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTemplateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTemplateRequest) ProtoMessage() {}
+
+func (x *DeleteTemplateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTemplateRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTemplateRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *DeleteTemplateRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteTemplateRequest) GetAllowMissing() bool {
+	if x != nil {
+		return x.AllowMissing
+	}
+	return false
+}
+
+type DeleteTemplateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTemplateResponse) Reset() {
+	*x = DeleteTemplateResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTemplateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTemplateResponse) ProtoMessage() {}
+
+func (x *DeleteTemplateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTemplateResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTemplateResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{48}
+}
+
 type GetStatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1843,7 +3561,7 @@ type GetStatsRequest struct {
 
 func (x *GetStatsRequest) Reset() {
 	*x = GetStatsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[25]
+	mi := &file_warren_v1_warren_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +3573,7 @@ func (x *GetStatsRequest) String() string {
 func (*GetStatsRequest) ProtoMessage() {}
 
 func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[25]
+	mi := &file_warren_v1_warren_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +3586,7 @@ func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{25}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetStatsRequest) GetId() string {
@@ -1896,7 +3614,7 @@ type GetStatsResponse struct {
 
 func (x *GetStatsResponse) Reset() {
 	*x = GetStatsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[26]
+	mi := &file_warren_v1_warren_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +3626,7 @@ func (x *GetStatsResponse) String() string {
 func (*GetStatsResponse) ProtoMessage() {}
 
 func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[26]
+	mi := &file_warren_v1_warren_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +3639,7 @@ func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{26}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetStatsResponse) GetCpuTime() *durationpb.Duration {
@@ -1986,7 +3704,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[27]
+	mi := &file_warren_v1_warren_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +3716,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[27]
+	mi := &file_warren_v1_warren_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +3729,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{27}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WatchEventsRequest) GetId() string {
@@ -2044,7 +3762,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[28]
+	mi := &file_warren_v1_warren_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +3774,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[28]
+	mi := &file_warren_v1_warren_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +3787,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{28}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2077,6 +3795,213 @@ func (x *WatchEventsResponse) GetEvent() *Event {
 		return x.Event
 	}
 	return nil
+}
+
+type ListFlowsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only of this sandbox; needed by callers that do not own the server.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Start after this record; 0 means with the oldest kept.
+	After         int64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFlowsRequest) Reset() {
+	*x = ListFlowsRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFlowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFlowsRequest) ProtoMessage() {}
+
+func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFlowsRequest.ProtoReflect.Descriptor instead.
+func (*ListFlowsRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ListFlowsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ListFlowsRequest) GetAfter() int64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type ListFlowsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow" or "dns.deny". The message is a reason;
+	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, and more (how many
+	// others like it have no record).
+	Flows         []*Event `protobuf:"bytes,1,rep,name=flows,proto3" json:"flows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFlowsResponse) Reset() {
+	*x = ListFlowsResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFlowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFlowsResponse) ProtoMessage() {}
+
+func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFlowsResponse.ProtoReflect.Descriptor instead.
+func (*ListFlowsResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ListFlowsResponse) GetFlows() []*Event {
+	if x != nil {
+		return x.Flows
+	}
+	return nil
+}
+
+type VerifyFlowsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyFlowsRequest) Reset() {
+	*x = VerifyFlowsRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyFlowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyFlowsRequest) ProtoMessage() {}
+
+func (x *VerifyFlowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyFlowsRequest.ProtoReflect.Descriptor instead.
+func (*VerifyFlowsRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+}
+
+type VerifyFlowsResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Records int64                  `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
+	// Number and hash of the last good record. Kept elsewhere, they prove later that nothing before was changed.
+	Last int64  `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	Hash string `protobuf:"bytes,3,opt,name=hash,proto3" json:"hash,omitempty"`
+	// What is wrong with the first bad record, and where; empty when all is well.
+	Problem       string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyFlowsResponse) Reset() {
+	*x = VerifyFlowsResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyFlowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyFlowsResponse) ProtoMessage() {}
+
+func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyFlowsResponse.ProtoReflect.Descriptor instead.
+func (*VerifyFlowsResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *VerifyFlowsResponse) GetRecords() int64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *VerifyFlowsResponse) GetLast() int64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *VerifyFlowsResponse) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
+func (x *VerifyFlowsResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 // Event is one line of what happened.
@@ -2097,7 +4022,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_warren_v1_warren_proto_msgTypes[29]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +4034,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[29]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +4047,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{29}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Event) GetSeq() int64 {
@@ -2206,7 +4131,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_warren_v1_warren_proto_msgTypes[30]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +4143,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[30]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +4156,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{30}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Workspace) GetId() string {
@@ -2336,7 +4261,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[31]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +4273,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[31]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +4286,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{31}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateWorkspaceRequest) GetName() string {
@@ -2398,7 +4323,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[32]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +4335,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[32]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +4348,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{32}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CreateWorkspaceResponse) GetEvent() isCreateWorkspaceResponse_Event {
@@ -2478,7 +4403,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[33]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +4415,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[33]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +4428,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{33}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetWorkspaceRequest) GetId() string {
@@ -2529,7 +4454,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[34]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +4466,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[34]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +4479,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{34}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2575,7 +4500,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[35]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +4512,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[35]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +4525,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{35}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListWorkspacesRequest) GetSize() bool {
@@ -2634,7 +4559,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[36]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +4571,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[36]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +4584,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{36}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -2686,7 +4611,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[37]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +4623,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[37]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +4636,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{37}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeleteWorkspaceRequest) GetId() string {
@@ -2736,7 +4661,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[38]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +4673,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[38]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +4686,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{38}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
 }
 
 type CopyWorkspaceRequest struct {
@@ -2774,7 +4699,7 @@ type CopyWorkspaceRequest struct {
 
 func (x *CopyWorkspaceRequest) Reset() {
 	*x = CopyWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[39]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2786,7 +4711,7 @@ func (x *CopyWorkspaceRequest) String() string {
 func (*CopyWorkspaceRequest) ProtoMessage() {}
 
 func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[39]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2799,7 +4724,7 @@ func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{39}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CopyWorkspaceRequest) GetId() string {
@@ -2827,7 +4752,7 @@ type CopyWorkspaceResponse struct {
 
 func (x *CopyWorkspaceResponse) Reset() {
 	*x = CopyWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[40]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +4764,7 @@ func (x *CopyWorkspaceResponse) String() string {
 func (*CopyWorkspaceResponse) ProtoMessage() {}
 
 func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[40]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +4777,7 @@ func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{40}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CopyWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2883,7 +4808,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[41]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +4820,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[41]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +4833,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{41}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -2941,7 +4866,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[42]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +4878,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[42]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +4891,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{42}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -2991,7 +4916,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[43]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +4928,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[43]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +4941,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{43}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -3067,7 +4992,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[44]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +5004,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[44]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +5017,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{44}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -3137,7 +5062,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[45]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +5074,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[45]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +5087,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{45}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PushRequest) GetId() string {
@@ -3204,7 +5129,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[46]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +5141,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[46]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +5154,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{46}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -3262,7 +5187,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[47]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +5199,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[47]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +5212,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{47}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -3306,7 +5231,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[48]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +5243,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[48]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +5256,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{48}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -3356,7 +5281,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[49]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +5293,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[49]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +5306,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{49}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Repo) GetId() string {
@@ -3435,7 +5360,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[50]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +5372,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[50]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +5385,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{50}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -3483,7 +5408,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[51]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +5420,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[51]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +5433,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{51}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -3560,7 +5485,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[52]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3572,7 +5497,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[52]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3585,7 +5510,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{52}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
 }
 
 type ListReposResponse struct {
@@ -3597,7 +5522,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3609,7 +5534,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3622,7 +5547,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -3643,7 +5568,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +5580,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +5593,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -3693,7 +5618,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +5630,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +5643,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
 }
 
 type Image struct {
@@ -3739,7 +5664,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +5676,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +5689,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Image) GetName() string {
@@ -3845,7 +5770,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3857,7 +5782,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3870,7 +5795,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -3914,7 +5839,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +5851,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +5864,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -3994,7 +5919,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +5931,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +5944,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -4045,7 +5970,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +5982,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +5995,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -4094,7 +6019,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +6031,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +6044,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -4163,7 +6088,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4175,7 +6100,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4188,7 +6113,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -4240,7 +6165,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4252,7 +6177,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4265,7 +6190,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
 }
 
 type ListImagesResponse struct {
@@ -4277,7 +6202,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +6214,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +6227,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -4321,7 +6246,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4333,7 +6258,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4346,7 +6271,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -4365,7 +6290,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4377,7 +6302,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4390,7 +6315,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -4410,7 +6335,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +6347,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +6360,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -4460,7 +6385,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4472,7 +6397,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4485,7 +6410,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
 }
 
 type GetVersionRequest struct {
@@ -4496,7 +6421,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +6433,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4521,7 +6446,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
 }
 
 type GetVersionResponse struct {
@@ -4539,7 +6464,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +6476,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +6489,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -4617,7 +6542,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +6554,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +6567,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
 }
 
 type DoctorResponse struct {
@@ -4654,7 +6579,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4666,7 +6591,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4679,7 +6604,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -4701,7 +6626,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +6638,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +6651,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -4760,7 +6685,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4772,7 +6697,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4785,7 +6710,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -4816,7 +6741,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4828,7 +6753,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4841,7 +6766,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *Token) GetId() string {
@@ -4894,7 +6819,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4906,7 +6831,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4919,7 +6844,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
 }
 
 type ListTokensResponse struct {
@@ -4931,7 +6856,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4943,7 +6868,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4956,7 +6881,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -4975,7 +6900,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4987,7 +6912,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5000,7 +6925,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -5018,7 +6943,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +6955,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +6968,685 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
+}
+
+type Policy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// One that comes with the server.
+	Preset bool `protobuf:"varint,2,opt,name=preset,proto3" json:"preset,omitempty"`
+	// YAML.
+	Source []byte `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	// Why it cannot be used, if it cannot; sandboxes that have it reach nothing.
+	Problem       string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetPreset() bool {
+	if x != nil {
+		return x.Preset
+	}
+	return false
+}
+
+func (x *Policy) GetSource() []byte {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *Policy) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+}
+
+type ListPoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+}
+
+func (x *ListPoliciesResponse) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type GetPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPolicyRequest) Reset() {
+	*x = GetPolicyRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPolicyRequest) ProtoMessage() {}
+
+func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
+func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *GetPolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type GetPolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPolicyResponse) Reset() {
+	*x = GetPolicyResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPolicyResponse) ProtoMessage() {}
+
+func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
+func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+}
+
+func (x *GetPolicyResponse) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type CheckPolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What its file is to be called, without ".yaml".
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Source        []byte `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckPolicyRequest) Reset() {
+	*x = CheckPolicyRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckPolicyRequest) ProtoMessage() {}
+
+func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
+func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *CheckPolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CheckPolicyRequest) GetSource() []byte {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+type PolicyFinding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "error": the policy cannot be used. "warning": it can, and does hardly what is meant. "failure": a test of its own fails.
+	Severity string `protobuf:"bytes,1,opt,name=severity,proto3" json:"severity,omitempty"`
+	// In the source, from 1, or 0.
+	Line uint32 `protobuf:"varint,2,opt,name=line,proto3" json:"line,omitempty"`
+	// The rule that it is about, such as "allow[2]", or empty.
+	Rule          string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	Remedy        string `protobuf:"bytes,5,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyFinding) Reset() {
+	*x = PolicyFinding{}
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyFinding) ProtoMessage() {}
+
+func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
+func (*PolicyFinding) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *PolicyFinding) GetSeverity() string {
+	if x != nil {
+		return x.Severity
+	}
+	return ""
+}
+
+func (x *PolicyFinding) GetLine() uint32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *PolicyFinding) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *PolicyFinding) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *PolicyFinding) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+type CheckPolicyResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Findings []*PolicyFinding       `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	// How many tests were run.
+	Tests         uint32 `protobuf:"varint,2,opt,name=tests,proto3" json:"tests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckPolicyResponse) Reset() {
+	*x = CheckPolicyResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckPolicyResponse) ProtoMessage() {}
+
+func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
+func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *CheckPolicyResponse) GetTests() uint32 {
+	if x != nil {
+		return x.Tests
+	}
+	return 0
+}
+
+type ExplainPolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Of:
+	//
+	//	*ExplainPolicyRequest_Sandbox
+	//	*ExplainPolicyRequest_Policy
+	//	*ExplainPolicyRequest_Source
+	Of isExplainPolicyRequest_Of `protobuf_oneof:"of"`
+	// What is to be reached: HOST, HOST:PORT, a URL, or METHOD URL.
+	Target        string `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainPolicyRequest) Reset() {
+	*x = ExplainPolicyRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainPolicyRequest) ProtoMessage() {}
+
+func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
+func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+}
+
+func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *ExplainPolicyRequest) GetSandbox() string {
+	if x != nil {
+		if x, ok := x.Of.(*ExplainPolicyRequest_Sandbox); ok {
+			return x.Sandbox
+		}
+	}
+	return ""
+}
+
+func (x *ExplainPolicyRequest) GetPolicy() string {
+	if x != nil {
+		if x, ok := x.Of.(*ExplainPolicyRequest_Policy); ok {
+			return x.Policy
+		}
+	}
+	return ""
+}
+
+func (x *ExplainPolicyRequest) GetSource() []byte {
+	if x != nil {
+		if x, ok := x.Of.(*ExplainPolicyRequest_Source); ok {
+			return x.Source
+		}
+	}
+	return nil
+}
+
+func (x *ExplainPolicyRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type isExplainPolicyRequest_Of interface {
+	isExplainPolicyRequest_Of()
+}
+
+type ExplainPolicyRequest_Sandbox struct {
+	// A sandbox, by id or name.
+	Sandbox string `protobuf:"bytes,1,opt,name=sandbox,proto3,oneof"`
+}
+
+type ExplainPolicyRequest_Policy struct {
+	// A policy, by name.
+	Policy string `protobuf:"bytes,2,opt,name=policy,proto3,oneof"`
+}
+
+type ExplainPolicyRequest_Source struct {
+	Source []byte `protobuf:"bytes,3,opt,name=source,proto3,oneof"`
+}
+
+func (*ExplainPolicyRequest_Sandbox) isExplainPolicyRequest_Of() {}
+
+func (*ExplainPolicyRequest_Policy) isExplainPolicyRequest_Of() {}
+
+func (*ExplainPolicyRequest_Source) isExplainPolicyRequest_Of() {}
+
+type PolicyStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	Line          uint32                 `protobuf:"varint,2,opt,name=line,proto3" json:"line,omitempty"`
+	Matched       bool                   `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStep) Reset() {
+	*x = PolicyStep{}
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStep) ProtoMessage() {}
+
+func (x *PolicyStep) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
+func (*PolicyStep) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+}
+
+func (x *PolicyStep) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetLine() uint32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *PolicyStep) GetMatched() bool {
+	if x != nil {
+		return x.Matched
+	}
+	return false
+}
+
+func (x *PolicyStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ExplainPolicyResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Policy string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Allow  bool                   `protobuf:"varint,2,opt,name=allow,proto3" json:"allow,omitempty"`
+	// The rule that decides, and why.
+	Rule          string        `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	Reason        string        `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Steps         []*PolicyStep `protobuf:"bytes,5,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainPolicyResponse) Reset() {
+	*x = ExplainPolicyResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainPolicyResponse) ProtoMessage() {}
+
+func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
+func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+}
+
+func (x *ExplainPolicyResponse) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *ExplainPolicyResponse) GetAllow() bool {
+	if x != nil {
+		return x.Allow
+	}
+	return false
+}
+
+func (x *ExplainPolicyResponse) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *ExplainPolicyResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ExplainPolicyResponse) GetSteps() []*PolicyStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
 }
 
 type DoctorResponse_Check struct {
@@ -5060,7 +7663,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5072,7 +7675,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5085,7 +7688,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -5143,7 +7746,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x14\n" +
 	"\x05dirty\x18\x03 \x01(\bR\x05dirty\x12\x14\n" +
-	"\x05fetch\x18\x04 \x01(\bR\x05fetch\"\xb7\x06\n" +
+	"\x05fetch\x18\x04 \x01(\bR\x05fetch\"\xf5\a\n" +
 	"\vSandboxSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12)\n" +
@@ -5159,7 +7762,14 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\fidle_timeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\x12+\n" +
 	"\x03ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
 	"\x0ekeep_workspace\x18\r \x01(\bR\rkeepWorkspace\x12P\n" +
-	"\x0edriver_options\x18\x0e \x03(\v2).warren.v1.SandboxSpec.DriverOptionsEntryR\rdriverOptions\x1a6\n" +
+	"\x0edriver_options\x18\x0e \x03(\v2).warren.v1.SandboxSpec.DriverOptionsEntryR\rdriverOptions\x12\x16\n" +
+	"\x06policy\x18\x0f \x01(\tR\x06policy\x12\x1a\n" +
+	"\bsnapshot\x18( \x01(\tR\bsnapshot\x12\x1a\n" +
+	"\btemplate\x18* \x01(\tR\btemplate\x126\n" +
+	"\vidle_action\x18< \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
+	"idleAction\x12$\n" +
+	"\vauto_resume\x18= \x01(\bH\x00R\n" +
+	"autoResume\x88\x01\x01\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -5168,7 +7778,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a@\n" +
 	"\x12DriverOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x0e\n" +
+	"\f_auto_resume\"k\n" +
 	"\aFailure\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12.\n" +
@@ -5176,7 +7787,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\tMilestone\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xd1\x05\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xb2\x06\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -5200,7 +7811,11 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05owner\x18\x10 \x01(\tR\x05owner\x12\x1c\n" +
 	"\tisolation\x18\x11 \x01(\tR\tisolation\x12\x18\n" +
 	"\anetwork\x18\x12 \x01(\tR\anetwork\x12,\n" +
-	"\x12memory_image_bytes\x18\x13 \x01(\x03R\x10memoryImageBytes\"b\n" +
+	"\x12memory_image_bytes\x18\x13 \x01(\x03R\x10memoryImageBytes\x12\x1f\n" +
+	"\vsnapshot_id\x18( \x01(\tR\n" +
+	"snapshotId\x12\x1b\n" +
+	"\tsource_id\x18) \x01(\tR\bsourceId\x12!\n" +
+	"\fpause_reason\x18< \x01(\tR\vpauseReason\"b\n" +
 	"\bProgress\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
@@ -5228,7 +7843,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"q\n" +
 	"\x15ListSandboxesResponse\x120\n" +
 	"\tsandboxes\x18\x01 \x03(\v2\x12.warren.v1.SandboxR\tsandboxes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xa4\x03\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x92\x04\n" +
 	"\x14UpdateSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x88\x01\x01\x12M\n" +
@@ -5237,12 +7852,17 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\rremove_labels\x18\x04 \x03(\tR\fremoveLabels\x12<\n" +
 	"\fidle_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\x12+\n" +
 	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12*\n" +
-	"\x0ekeep_workspace\x18\a \x01(\bH\x01R\rkeepWorkspace\x88\x01\x01\x1a<\n" +
+	"\x0ekeep_workspace\x18\a \x01(\bH\x01R\rkeepWorkspace\x88\x01\x01\x126\n" +
+	"\vidle_action\x18< \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
+	"idleAction\x12$\n" +
+	"\vauto_resume\x18= \x01(\bH\x02R\n" +
+	"autoResume\x88\x01\x01\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
 	"\x05_nameB\x11\n" +
-	"\x0f_keep_workspace\"E\n" +
+	"\x0f_keep_workspaceB\x0e\n" +
+	"\f_auto_resume\"E\n" +
 	"\x15UpdateSandboxResponse\x12,\n" +
 	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\x9f\x01\n" +
 	"\x14DeleteSandboxRequest\x12\x0e\n" +
@@ -5262,7 +7882,119 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x14ResumeSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"E\n" +
 	"\x15ResumeSandboxResponse\x12,\n" +
-	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"!\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\xbb\x03\n" +
+	"\x12ForkSandboxRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x128\n" +
+	"\x03env\x18\x04 \x03(\v2&.warren.v1.ForkSandboxRequest.EnvEntryR\x03env\x12A\n" +
+	"\x06labels\x18\x05 \x03(\v2).warren.v1.ForkSandboxRequest.LabelsEntryR\x06labels\x12<\n" +
+	"\fidle_timeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\x12+\n" +
+	"\x03ttl\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x10\n" +
+	"\x03all\x18\b \x01(\bR\x03all\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +
+	"\x13ForkSandboxResponse\x121\n" +
+	"\bprogress\x18\x01 \x01(\v2\x13.warren.v1.ProgressH\x00R\bprogress\x12/\n" +
+	"\x06result\x18\x02 \x01(\v2\x15.warren.v1.ForkResultH\x00R\x06resultB\a\n" +
+	"\x05event\"\xa4\x01\n" +
+	"\n" +
+	"ForkResult\x124\n" +
+	"\bchildren\x18\x01 \x03(\v2\x18.warren.v1.ForkedSandboxR\bchildren\x123\n" +
+	"\astopped\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\astopped\x12+\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x17.warren.v1.SnapshotKindR\x04kind\"\x85\x01\n" +
+	"\rForkedSandbox\x12,\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\x12,\n" +
+	"\x05error\x18\x02 \x01(\v2\x16.warren.v1.ErrorDetailR\x05error\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"D\n" +
+	"\x16RollbackSandboxRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\"G\n" +
+	"\x17RollbackSandboxResponse\x12,\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\xa7\x04\n" +
+	"\bSnapshot\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12+\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x17.warren.v1.SnapshotKindR\x04kind\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x04 \x01(\tR\tsandboxId\x12!\n" +
+	"\fsandbox_name\x18\x05 \x01(\tR\vsandboxName\x12\x1b\n" +
+	"\tparent_id\x18\x06 \x01(\tR\bparentId\x12\x16\n" +
+	"\x06driver\x18\a \x01(\tR\x06driver\x12\x14\n" +
+	"\x05image\x18\b \x01(\tR\x05image\x12!\n" +
+	"\fimage_digest\x18\t \x01(\tR\vimageDigest\x122\n" +
+	"\tresources\x18\n" +
+	" \x01(\v2\x14.warren.v1.ResourcesR\tresources\x124\n" +
+	"\acreated\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x14\n" +
+	"\x05owner\x18\f \x01(\tR\x05owner\x12!\n" +
+	"\fmemory_bytes\x18\r \x01(\x03R\vmemoryBytes\x12\x1f\n" +
+	"\vfiles_bytes\x18\x0e \x01(\x03R\n" +
+	"filesBytes\x12!\n" +
+	"\fshared_bytes\x18\x0f \x01(\x03R\vsharedBytes\x123\n" +
+	"\astopped\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\astopped\"i\n" +
+	"\x15CreateSnapshotRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"files_only\x18\x03 \x01(\bR\tfilesOnly\"\x87\x01\n" +
+	"\x16CreateSnapshotResponse\x121\n" +
+	"\bprogress\x18\x01 \x01(\v2\x13.warren.v1.ProgressH\x00R\bprogress\x121\n" +
+	"\bsnapshot\x18\x02 \x01(\v2\x13.warren.v1.SnapshotH\x00R\bsnapshotB\a\n" +
+	"\x05event\"8\n" +
+	"\x12GetSnapshotRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\bR\x04size\"F\n" +
+	"\x13GetSnapshotResponse\x12/\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x13.warren.v1.SnapshotR\bsnapshot\"\x85\x01\n" +
+	"\x14ListSnapshotsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\bR\x04size\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"r\n" +
+	"\x15ListSnapshotsResponse\x121\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x13.warren.v1.SnapshotR\tsnapshots\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"L\n" +
+	"\x15DeleteSnapshotRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
+	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\"\x18\n" +
+	"\x16DeleteSnapshotResponse\"\xc1\x02\n" +
+	"\bTemplate\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
+	"\vsnapshot_id\x18\x03 \x01(\tR\n" +
+	"snapshotId\x12\x16\n" +
+	"\x06recipe\x18\x04 \x01(\tR\x06recipe\x12<\n" +
+	"\fidle_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\rR\aversion\x124\n" +
+	"\acreated\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\aupdated\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x12\x14\n" +
+	"\x05owner\x18\t \x01(\tR\x05owner\"\x9a\x01\n" +
+	"\x12PutTemplateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x16\n" +
+	"\x06recipe\x18\x03 \x01(\tR\x06recipe\x12<\n" +
+	"\fidle_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\"x\n" +
+	"\x13PutTemplateResponse\x12/\n" +
+	"\btemplate\x18\x01 \x01(\v2\x13.warren.v1.TemplateR\btemplate\x120\n" +
+	"\x14previous_snapshot_id\x18\x02 \x01(\tR\x12previousSnapshotId\"$\n" +
+	"\x12GetTemplateRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"F\n" +
+	"\x13GetTemplateResponse\x12/\n" +
+	"\btemplate\x18\x01 \x01(\v2\x13.warren.v1.TemplateR\btemplate\"\x16\n" +
+	"\x14ListTemplatesRequest\"J\n" +
+	"\x15ListTemplatesResponse\x121\n" +
+	"\ttemplates\x18\x01 \x03(\v2\x13.warren.v1.TemplateR\ttemplates\"L\n" +
+	"\x15DeleteTemplateRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
+	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\"\x18\n" +
+	"\x16DeleteTemplateResponse\"!\n" +
 	"\x0fGetStatsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\xa6\x02\n" +
 	"\x10GetStatsResponse\x124\n" +
@@ -5279,7 +8011,18 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x1b\n" +
 	"\tno_follow\x18\x03 \x01(\bR\bnoFollow\"=\n" +
 	"\x13WatchEventsResponse\x12&\n" +
-	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"\xc4\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"8\n" +
+	"\x10ListFlowsRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x03R\x05after\";\n" +
+	"\x11ListFlowsResponse\x12&\n" +
+	"\x05flows\x18\x01 \x03(\v2\x10.warren.v1.EventR\x05flows\"\x14\n" +
+	"\x12VerifyFlowsRequest\"q\n" +
+	"\x13VerifyFlowsResponse\x12\x18\n" +
+	"\arecords\x18\x01 \x01(\x03R\arecords\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x03R\x04last\x12\x12\n" +
+	"\x04hash\x18\x03 \x01(\tR\x04hash\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"\xc4\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -5481,7 +8224,49 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x10.warren.v1.TokenR\x06tokens\"$\n" +
 	"\x12DeleteTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13DeleteTokenResponse*\xeb\x01\n" +
+	"\x13DeleteTokenResponse\"f\n" +
+	"\x06Policy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06preset\x18\x02 \x01(\bR\x06preset\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\fR\x06source\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"\x15\n" +
+	"\x13ListPoliciesRequest\"E\n" +
+	"\x14ListPoliciesResponse\x12-\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x11.warren.v1.PolicyR\bpolicies\"&\n" +
+	"\x10GetPolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\">\n" +
+	"\x11GetPolicyResponse\x12)\n" +
+	"\x06policy\x18\x01 \x01(\v2\x11.warren.v1.PolicyR\x06policy\"@\n" +
+	"\x12CheckPolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06source\x18\x02 \x01(\fR\x06source\"\x85\x01\n" +
+	"\rPolicyFinding\x12\x1a\n" +
+	"\bseverity\x18\x01 \x01(\tR\bseverity\x12\x12\n" +
+	"\x04line\x18\x02 \x01(\rR\x04line\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x16\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"a\n" +
+	"\x13CheckPolicyResponse\x124\n" +
+	"\bfindings\x18\x01 \x03(\v2\x18.warren.v1.PolicyFindingR\bfindings\x12\x14\n" +
+	"\x05tests\x18\x02 \x01(\rR\x05tests\"\x84\x01\n" +
+	"\x14ExplainPolicyRequest\x12\x1a\n" +
+	"\asandbox\x18\x01 \x01(\tH\x00R\asandbox\x12\x18\n" +
+	"\x06policy\x18\x02 \x01(\tH\x00R\x06policy\x12\x18\n" +
+	"\x06source\x18\x03 \x01(\fH\x00R\x06source\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06targetB\x04\n" +
+	"\x02of\"f\n" +
+	"\n" +
+	"PolicyStep\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x12\n" +
+	"\x04line\x18\x02 \x01(\rR\x04line\x12\x18\n" +
+	"\amatched\x18\x03 \x01(\bR\amatched\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x9e\x01\n" +
+	"\x15ExplainPolicyResponse\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x14\n" +
+	"\x05allow\x18\x02 \x01(\bR\x05allow\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12+\n" +
+	"\x05steps\x18\x05 \x03(\v2\x15.warren.v1.PolicyStepR\x05steps*\x8b\x02\n" +
 	"\fSandboxState\x12\x1d\n" +
 	"\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16SANDBOX_STATE_CREATING\x10\x01\x12\x19\n" +
@@ -5490,11 +8275,21 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x16SANDBOX_STATE_DELETING\x10\x04\x12\x19\n" +
 	"\x15SANDBOX_STATE_PAUSING\x10\x05\x12\x18\n" +
 	"\x14SANDBOX_STATE_PAUSED\x10\x06\x12\x1a\n" +
-	"\x16SANDBOX_STATE_RESUMING\x10\a*h\n" +
+	"\x16SANDBOX_STATE_RESUMING\x10\a\x12\x1e\n" +
+	"\x1aSANDBOX_STATE_ROLLING_BACK\x10\b*X\n" +
+	"\n" +
+	"IdleAction\x12\x1b\n" +
+	"\x17IDLE_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11IDLE_ACTION_PAUSE\x10\x01\x12\x16\n" +
+	"\x12IDLE_ACTION_DELETE\x10\x02*h\n" +
 	"\rRestartPolicy\x12\x1e\n" +
 	"\x1aRESTART_POLICY_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14RESTART_POLICY_NEVER\x10\x01\x12\x1d\n" +
-	"\x19RESTART_POLICY_ON_FAILURE\x10\x022\xbe\x06\n" +
+	"\x19RESTART_POLICY_ON_FAILURE\x10\x02*`\n" +
+	"\fSnapshotKind\x12\x1d\n" +
+	"\x19SNAPSHOT_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14SNAPSHOT_KIND_MEMORY\x10\x01\x12\x17\n" +
+	"\x13SNAPSHOT_KIND_FILES\x10\x022\x80\t\n" +
 	"\x0eSandboxService\x12T\n" +
 	"\rCreateSandbox\x12\x1f.warren.v1.CreateSandboxRequest\x1a .warren.v1.CreateSandboxResponse0\x01\x12I\n" +
 	"\n" +
@@ -5504,9 +8299,23 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\rDeleteSandbox\x12\x1f.warren.v1.DeleteSandboxRequest\x1a .warren.v1.DeleteSandboxResponse\x12U\n" +
 	"\x0eRestartSandbox\x12 .warren.v1.RestartSandboxRequest\x1a!.warren.v1.RestartSandboxResponse\x12O\n" +
 	"\fPauseSandbox\x12\x1e.warren.v1.PauseSandboxRequest\x1a\x1f.warren.v1.PauseSandboxResponse\x12R\n" +
-	"\rResumeSandbox\x12\x1f.warren.v1.ResumeSandboxRequest\x1a .warren.v1.ResumeSandboxResponse\x12C\n" +
+	"\rResumeSandbox\x12\x1f.warren.v1.ResumeSandboxRequest\x1a .warren.v1.ResumeSandboxResponse\x12N\n" +
+	"\vForkSandbox\x12\x1d.warren.v1.ForkSandboxRequest\x1a\x1e.warren.v1.ForkSandboxResponse0\x01\x12X\n" +
+	"\x0fRollbackSandbox\x12!.warren.v1.RollbackSandboxRequest\x1a\".warren.v1.RollbackSandboxResponse\x12C\n" +
 	"\bGetStats\x12\x1a.warren.v1.GetStatsRequest\x1a\x1b.warren.v1.GetStatsResponse\x12N\n" +
-	"\vWatchEvents\x12\x1d.warren.v1.WatchEventsRequest\x1a\x1e.warren.v1.WatchEventsResponse0\x012\xc7\x05\n" +
+	"\vWatchEvents\x12\x1d.warren.v1.WatchEventsRequest\x1a\x1e.warren.v1.WatchEventsResponse0\x01\x12H\n" +
+	"\tListFlows\x12\x1b.warren.v1.ListFlowsRequest\x1a\x1c.warren.v1.ListFlowsResponse0\x01\x12L\n" +
+	"\vVerifyFlows\x12\x1d.warren.v1.VerifyFlowsRequest\x1a\x1e.warren.v1.VerifyFlowsResponse2\xe3\x02\n" +
+	"\x0fSnapshotService\x12W\n" +
+	"\x0eCreateSnapshot\x12 .warren.v1.CreateSnapshotRequest\x1a!.warren.v1.CreateSnapshotResponse0\x01\x12L\n" +
+	"\vGetSnapshot\x12\x1d.warren.v1.GetSnapshotRequest\x1a\x1e.warren.v1.GetSnapshotResponse\x12R\n" +
+	"\rListSnapshots\x12\x1f.warren.v1.ListSnapshotsRequest\x1a .warren.v1.ListSnapshotsResponse\x12U\n" +
+	"\x0eDeleteSnapshot\x12 .warren.v1.DeleteSnapshotRequest\x1a!.warren.v1.DeleteSnapshotResponse2\xd8\x02\n" +
+	"\x0fTemplateService\x12L\n" +
+	"\vPutTemplate\x12\x1d.warren.v1.PutTemplateRequest\x1a\x1e.warren.v1.PutTemplateResponse\x12L\n" +
+	"\vGetTemplate\x12\x1d.warren.v1.GetTemplateRequest\x1a\x1e.warren.v1.GetTemplateResponse\x12R\n" +
+	"\rListTemplates\x12\x1f.warren.v1.ListTemplatesRequest\x1a .warren.v1.ListTemplatesResponse\x12U\n" +
+	"\x0eDeleteTemplate\x12 .warren.v1.DeleteTemplateRequest\x1a!.warren.v1.DeleteTemplateResponse2\xc7\x05\n" +
 	"\x10WorkspaceService\x12Z\n" +
 	"\x0fCreateWorkspace\x12!.warren.v1.CreateWorkspaceRequest\x1a\".warren.v1.CreateWorkspaceResponse0\x01\x12O\n" +
 	"\fGetWorkspace\x12\x1e.warren.v1.GetWorkspaceRequest\x1a\x1f.warren.v1.GetWorkspaceResponse\x12U\n" +
@@ -5529,7 +8338,12 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\n" +
 	"ListImages\x12\x1c.warren.v1.ListImagesRequest\x1a\x1d.warren.v1.ListImagesResponse\x12C\n" +
 	"\bGetImage\x12\x1a.warren.v1.GetImageRequest\x1a\x1b.warren.v1.GetImageResponse\x12L\n" +
-	"\vDeleteImage\x12\x1d.warren.v1.DeleteImageRequest\x1a\x1e.warren.v1.DeleteImageResponse2\x80\x03\n" +
+	"\vDeleteImage\x12\x1d.warren.v1.DeleteImageRequest\x1a\x1e.warren.v1.DeleteImageResponse2\xca\x02\n" +
+	"\rPolicyService\x12O\n" +
+	"\fListPolicies\x12\x1e.warren.v1.ListPoliciesRequest\x1a\x1f.warren.v1.ListPoliciesResponse\x12F\n" +
+	"\tGetPolicy\x12\x1b.warren.v1.GetPolicyRequest\x1a\x1c.warren.v1.GetPolicyResponse\x12L\n" +
+	"\vCheckPolicy\x12\x1d.warren.v1.CheckPolicyRequest\x1a\x1e.warren.v1.CheckPolicyResponse\x12R\n" +
+	"\rExplainPolicy\x12\x1f.warren.v1.ExplainPolicyRequest\x1a .warren.v1.ExplainPolicyResponse2\x80\x03\n" +
 	"\rSystemService\x12I\n" +
 	"\n" +
 	"GetVersion\x12\x1c.warren.v1.GetVersionRequest\x1a\x1d.warren.v1.GetVersionResponse\x12=\n" +
@@ -5551,239 +8365,348 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 	return file_warren_v1_warren_proto_rawDescData
 }
 
-var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
+var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
-	(RestartPolicy)(0),              // 1: warren.v1.RestartPolicy
-	(*ErrorDetail)(nil),             // 2: warren.v1.ErrorDetail
-	(*Resources)(nil),               // 3: warren.v1.Resources
-	(*Mount)(nil),                   // 4: warren.v1.Mount
-	(*RepoSource)(nil),              // 5: warren.v1.RepoSource
-	(*SandboxSpec)(nil),             // 6: warren.v1.SandboxSpec
-	(*Failure)(nil),                 // 7: warren.v1.Failure
-	(*Milestone)(nil),               // 8: warren.v1.Milestone
-	(*Sandbox)(nil),                 // 9: warren.v1.Sandbox
-	(*Progress)(nil),                // 10: warren.v1.Progress
-	(*CreateSandboxRequest)(nil),    // 11: warren.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),   // 12: warren.v1.CreateSandboxResponse
-	(*GetSandboxRequest)(nil),       // 13: warren.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),      // 14: warren.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),    // 15: warren.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),   // 16: warren.v1.ListSandboxesResponse
-	(*UpdateSandboxRequest)(nil),    // 17: warren.v1.UpdateSandboxRequest
-	(*UpdateSandboxResponse)(nil),   // 18: warren.v1.UpdateSandboxResponse
-	(*DeleteSandboxRequest)(nil),    // 19: warren.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),   // 20: warren.v1.DeleteSandboxResponse
-	(*RestartSandboxRequest)(nil),   // 21: warren.v1.RestartSandboxRequest
-	(*RestartSandboxResponse)(nil),  // 22: warren.v1.RestartSandboxResponse
-	(*PauseSandboxRequest)(nil),     // 23: warren.v1.PauseSandboxRequest
-	(*PauseSandboxResponse)(nil),    // 24: warren.v1.PauseSandboxResponse
-	(*ResumeSandboxRequest)(nil),    // 25: warren.v1.ResumeSandboxRequest
-	(*ResumeSandboxResponse)(nil),   // 26: warren.v1.ResumeSandboxResponse
-	(*GetStatsRequest)(nil),         // 27: warren.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),        // 28: warren.v1.GetStatsResponse
-	(*WatchEventsRequest)(nil),      // 29: warren.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 30: warren.v1.WatchEventsResponse
-	(*Event)(nil),                   // 31: warren.v1.Event
-	(*Workspace)(nil),               // 32: warren.v1.Workspace
-	(*CreateWorkspaceRequest)(nil),  // 33: warren.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil), // 34: warren.v1.CreateWorkspaceResponse
-	(*GetWorkspaceRequest)(nil),     // 35: warren.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),    // 36: warren.v1.GetWorkspaceResponse
-	(*ListWorkspacesRequest)(nil),   // 37: warren.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),  // 38: warren.v1.ListWorkspacesResponse
-	(*DeleteWorkspaceRequest)(nil),  // 39: warren.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 40: warren.v1.DeleteWorkspaceResponse
-	(*CopyWorkspaceRequest)(nil),    // 41: warren.v1.CopyWorkspaceRequest
-	(*CopyWorkspaceResponse)(nil),   // 42: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 43: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 44: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 45: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 46: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 47: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 48: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 49: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 50: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 51: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 52: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 53: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 54: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 55: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 56: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 57: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 58: warren.v1.Image
-	(*PullImageRequest)(nil),        // 59: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 60: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 61: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 62: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 63: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 64: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 65: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 66: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 67: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 68: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 69: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 70: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 71: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 72: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 73: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 74: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 75: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 76: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 77: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 78: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 79: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 80: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 81: warren.v1.DeleteTokenResponse
-	nil,                             // 82: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 83: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 84: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 85: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 86: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 87: warren.v1.Event.FieldsEntry
-	nil,                             // 88: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 89: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 90: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 91: google.protobuf.Timestamp
+	(IdleAction)(0),                 // 1: warren.v1.IdleAction
+	(RestartPolicy)(0),              // 2: warren.v1.RestartPolicy
+	(SnapshotKind)(0),               // 3: warren.v1.SnapshotKind
+	(*ErrorDetail)(nil),             // 4: warren.v1.ErrorDetail
+	(*Resources)(nil),               // 5: warren.v1.Resources
+	(*Mount)(nil),                   // 6: warren.v1.Mount
+	(*RepoSource)(nil),              // 7: warren.v1.RepoSource
+	(*SandboxSpec)(nil),             // 8: warren.v1.SandboxSpec
+	(*Failure)(nil),                 // 9: warren.v1.Failure
+	(*Milestone)(nil),               // 10: warren.v1.Milestone
+	(*Sandbox)(nil),                 // 11: warren.v1.Sandbox
+	(*Progress)(nil),                // 12: warren.v1.Progress
+	(*CreateSandboxRequest)(nil),    // 13: warren.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil),   // 14: warren.v1.CreateSandboxResponse
+	(*GetSandboxRequest)(nil),       // 15: warren.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),      // 16: warren.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),    // 17: warren.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),   // 18: warren.v1.ListSandboxesResponse
+	(*UpdateSandboxRequest)(nil),    // 19: warren.v1.UpdateSandboxRequest
+	(*UpdateSandboxResponse)(nil),   // 20: warren.v1.UpdateSandboxResponse
+	(*DeleteSandboxRequest)(nil),    // 21: warren.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),   // 22: warren.v1.DeleteSandboxResponse
+	(*RestartSandboxRequest)(nil),   // 23: warren.v1.RestartSandboxRequest
+	(*RestartSandboxResponse)(nil),  // 24: warren.v1.RestartSandboxResponse
+	(*PauseSandboxRequest)(nil),     // 25: warren.v1.PauseSandboxRequest
+	(*PauseSandboxResponse)(nil),    // 26: warren.v1.PauseSandboxResponse
+	(*ResumeSandboxRequest)(nil),    // 27: warren.v1.ResumeSandboxRequest
+	(*ResumeSandboxResponse)(nil),   // 28: warren.v1.ResumeSandboxResponse
+	(*ForkSandboxRequest)(nil),      // 29: warren.v1.ForkSandboxRequest
+	(*ForkSandboxResponse)(nil),     // 30: warren.v1.ForkSandboxResponse
+	(*ForkResult)(nil),              // 31: warren.v1.ForkResult
+	(*ForkedSandbox)(nil),           // 32: warren.v1.ForkedSandbox
+	(*RollbackSandboxRequest)(nil),  // 33: warren.v1.RollbackSandboxRequest
+	(*RollbackSandboxResponse)(nil), // 34: warren.v1.RollbackSandboxResponse
+	(*Snapshot)(nil),                // 35: warren.v1.Snapshot
+	(*CreateSnapshotRequest)(nil),   // 36: warren.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),  // 37: warren.v1.CreateSnapshotResponse
+	(*GetSnapshotRequest)(nil),      // 38: warren.v1.GetSnapshotRequest
+	(*GetSnapshotResponse)(nil),     // 39: warren.v1.GetSnapshotResponse
+	(*ListSnapshotsRequest)(nil),    // 40: warren.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),   // 41: warren.v1.ListSnapshotsResponse
+	(*DeleteSnapshotRequest)(nil),   // 42: warren.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),  // 43: warren.v1.DeleteSnapshotResponse
+	(*Template)(nil),                // 44: warren.v1.Template
+	(*PutTemplateRequest)(nil),      // 45: warren.v1.PutTemplateRequest
+	(*PutTemplateResponse)(nil),     // 46: warren.v1.PutTemplateResponse
+	(*GetTemplateRequest)(nil),      // 47: warren.v1.GetTemplateRequest
+	(*GetTemplateResponse)(nil),     // 48: warren.v1.GetTemplateResponse
+	(*ListTemplatesRequest)(nil),    // 49: warren.v1.ListTemplatesRequest
+	(*ListTemplatesResponse)(nil),   // 50: warren.v1.ListTemplatesResponse
+	(*DeleteTemplateRequest)(nil),   // 51: warren.v1.DeleteTemplateRequest
+	(*DeleteTemplateResponse)(nil),  // 52: warren.v1.DeleteTemplateResponse
+	(*GetStatsRequest)(nil),         // 53: warren.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),        // 54: warren.v1.GetStatsResponse
+	(*WatchEventsRequest)(nil),      // 55: warren.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 56: warren.v1.WatchEventsResponse
+	(*ListFlowsRequest)(nil),        // 57: warren.v1.ListFlowsRequest
+	(*ListFlowsResponse)(nil),       // 58: warren.v1.ListFlowsResponse
+	(*VerifyFlowsRequest)(nil),      // 59: warren.v1.VerifyFlowsRequest
+	(*VerifyFlowsResponse)(nil),     // 60: warren.v1.VerifyFlowsResponse
+	(*Event)(nil),                   // 61: warren.v1.Event
+	(*Workspace)(nil),               // 62: warren.v1.Workspace
+	(*CreateWorkspaceRequest)(nil),  // 63: warren.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil), // 64: warren.v1.CreateWorkspaceResponse
+	(*GetWorkspaceRequest)(nil),     // 65: warren.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),    // 66: warren.v1.GetWorkspaceResponse
+	(*ListWorkspacesRequest)(nil),   // 67: warren.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),  // 68: warren.v1.ListWorkspacesResponse
+	(*DeleteWorkspaceRequest)(nil),  // 69: warren.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 70: warren.v1.DeleteWorkspaceResponse
+	(*CopyWorkspaceRequest)(nil),    // 71: warren.v1.CopyWorkspaceRequest
+	(*CopyWorkspaceResponse)(nil),   // 72: warren.v1.CopyWorkspaceResponse
+	(*DiffRequest)(nil),             // 73: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 74: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 75: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 76: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 77: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 78: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 79: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 80: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 81: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 82: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 83: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 84: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 85: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 86: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 87: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 88: warren.v1.Image
+	(*PullImageRequest)(nil),        // 89: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 90: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 91: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 92: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 93: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 94: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 95: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 96: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 97: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 98: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 99: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 100: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 101: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 102: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 103: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 104: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 105: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 106: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 107: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 108: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 109: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 110: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 111: warren.v1.DeleteTokenResponse
+	(*Policy)(nil),                  // 112: warren.v1.Policy
+	(*ListPoliciesRequest)(nil),     // 113: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 114: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 115: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 116: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 117: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 118: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 119: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 120: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 121: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 122: warren.v1.ExplainPolicyResponse
+	nil,                             // 123: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 124: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 125: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 126: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 127: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 128: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 129: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 130: warren.v1.Event.FieldsEntry
+	nil,                             // 131: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 132: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 133: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 134: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
-	5,  // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
-	3,  // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	82, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
-	4,  // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
-	1,  // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	83, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	90, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	90, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	84, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
-	91, // 9: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	90, // 10: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	90, // 11: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
-	0,  // 12: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
-	6,  // 13: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
-	3,  // 14: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	91, // 15: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	91, // 16: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	91, // 17: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	7,  // 18: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
-	8,  // 19: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
-	6,  // 20: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
-	10, // 21: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
-	9,  // 22: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	9,  // 23: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	85, // 24: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
-	0,  // 25: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
-	9,  // 26: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	86, // 27: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	90, // 28: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	90, // 29: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
-	9,  // 30: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	9,  // 31: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	9,  // 32: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	9,  // 33: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	90, // 34: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	91, // 35: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	31, // 36: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	91, // 37: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	87, // 38: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	91, // 39: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	5,  // 40: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	10, // 41: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	32, // 42: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	32, // 43: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	32, // 44: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	32, // 45: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	91, // 46: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	10, // 47: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	51, // 48: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	51, // 49: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	91, // 50: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	88, // 51: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	10, // 52: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	58, // 53: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	58, // 54: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	10, // 55: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	58, // 56: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	58, // 57: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	58, // 58: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	89, // 59: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	90, // 60: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	91, // 61: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	91, // 62: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	91, // 63: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	77, // 64: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	11, // 65: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	13, // 66: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	15, // 67: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	17, // 68: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	19, // 69: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	21, // 70: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	23, // 71: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	25, // 72: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	27, // 73: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	29, // 74: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	33, // 75: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	35, // 76: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	37, // 77: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	39, // 78: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	41, // 79: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	43, // 80: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	45, // 81: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	47, // 82: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	49, // 83: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	52, // 84: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	54, // 85: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	56, // 86: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	59, // 87: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	61, // 88: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	63, // 89: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	65, // 90: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	67, // 91: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	69, // 92: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	71, // 93: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	73, // 94: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	75, // 95: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	78, // 96: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	80, // 97: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	12, // 98: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	14, // 99: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	16, // 100: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	18, // 101: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	20, // 102: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	22, // 103: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	24, // 104: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	26, // 105: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	28, // 106: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	30, // 107: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	34, // 108: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	36, // 109: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	38, // 110: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	40, // 111: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	42, // 112: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	44, // 113: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	46, // 114: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	48, // 115: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	50, // 116: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	53, // 117: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	55, // 118: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	57, // 119: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	60, // 120: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	62, // 121: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	64, // 122: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	66, // 123: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	68, // 124: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	70, // 125: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	72, // 126: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	74, // 127: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	76, // 128: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	79, // 129: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	81, // 130: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	98, // [98:131] is the sub-list for method output_type
-	65, // [65:98] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
+	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
+	123, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
+	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
+	124, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	133, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	133, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	125, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
+	134, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	133, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	133, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
+	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
+	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
+	134, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	134, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	134, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
+	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
+	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
+	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
+	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	126, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
+	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
+	127, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	133, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	133, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
+	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	128, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	129, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	133, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	133, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
+	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
+	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
+	133, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
+	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
+	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
+	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
+	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
+	134, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	133, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
+	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
+	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
+	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
+	133, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	134, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	134, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	133, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
+	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
+	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
+	133, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	134, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	61,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	61,  // 66: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
+	134, // 67: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	130, // 68: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	134, // 69: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	7,   // 70: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	12,  // 71: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	62,  // 72: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	62,  // 73: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	62,  // 74: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	62,  // 75: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	134, // 76: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	12,  // 77: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	81,  // 78: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	81,  // 79: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	134, // 80: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	131, // 81: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	12,  // 82: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	88,  // 83: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	88,  // 84: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	12,  // 85: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	88,  // 86: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	88,  // 87: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	88,  // 88: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	132, // 89: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	133, // 90: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	134, // 91: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	134, // 92: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	134, // 93: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	107, // 94: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	112, // 95: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	112, // 96: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	118, // 97: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	121, // 98: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 99: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 100: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 101: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 102: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 103: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 104: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 105: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 106: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 107: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 108: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 109: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 110: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	57,  // 111: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	59,  // 112: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	36,  // 113: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 114: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 115: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 116: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 117: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 118: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 119: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 120: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	63,  // 121: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	65,  // 122: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	67,  // 123: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	69,  // 124: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	71,  // 125: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	73,  // 126: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	75,  // 127: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	77,  // 128: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	79,  // 129: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	82,  // 130: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	84,  // 131: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	86,  // 132: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	89,  // 133: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	91,  // 134: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	93,  // 135: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	95,  // 136: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	97,  // 137: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	99,  // 138: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	113, // 139: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	115, // 140: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	117, // 141: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	120, // 142: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	101, // 143: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	103, // 144: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	105, // 145: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	108, // 146: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	110, // 147: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 148: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 149: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 150: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 151: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 152: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 153: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 154: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 155: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 156: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 157: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 158: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 159: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	58,  // 160: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	60,  // 161: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	37,  // 162: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 163: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 164: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 165: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 166: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 167: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 168: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 169: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	64,  // 170: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	66,  // 171: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	68,  // 172: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	70,  // 173: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	72,  // 174: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	74,  // 175: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	76,  // 176: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	78,  // 177: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	80,  // 178: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	83,  // 179: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	85,  // 180: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	87,  // 181: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	90,  // 182: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	92,  // 183: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	94,  // 184: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	96,  // 185: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	98,  // 186: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	100, // 187: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	114, // 188: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	116, // 189: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	119, // 190: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	122, // 191: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	102, // 192: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	104, // 193: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	106, // 194: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	109, // 195: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	111, // 196: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	148, // [148:197] is the sub-list for method output_type
+	99,  // [99:148] is the sub-list for method input_type
+	99,  // [99:99] is the sub-list for extension type_name
+	99,  // [99:99] is the sub-list for extension extendee
+	0,   // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
@@ -5791,36 +8714,50 @@ func file_warren_v1_warren_proto_init() {
 	if File_warren_v1_warren_proto != nil {
 		return
 	}
+	file_warren_v1_warren_proto_msgTypes[4].OneofWrappers = []any{}
 	file_warren_v1_warren_proto_msgTypes[10].OneofWrappers = []any{
 		(*CreateSandboxResponse_Progress)(nil),
 		(*CreateSandboxResponse_Sandbox)(nil),
 	}
 	file_warren_v1_warren_proto_msgTypes[15].OneofWrappers = []any{}
-	file_warren_v1_warren_proto_msgTypes[32].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[26].OneofWrappers = []any{
+		(*ForkSandboxResponse_Progress)(nil),
+		(*ForkSandboxResponse_Result)(nil),
+	}
+	file_warren_v1_warren_proto_msgTypes[33].OneofWrappers = []any{
+		(*CreateSnapshotResponse_Progress)(nil),
+		(*CreateSnapshotResponse_Snapshot)(nil),
+	}
+	file_warren_v1_warren_proto_msgTypes[60].OneofWrappers = []any{
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[51].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[79].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[58].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[86].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[62].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[90].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
+	}
+	file_warren_v1_warren_proto_msgTypes[116].OneofWrappers = []any{
+		(*ExplainPolicyRequest_Sandbox)(nil),
+		(*ExplainPolicyRequest_Policy)(nil),
+		(*ExplainPolicyRequest_Source)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   88,
+			NumEnums:      4,
+			NumMessages:   129,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   8,
 		},
 		GoTypes:           file_warren_v1_warren_proto_goTypes,
 		DependencyIndexes: file_warren_v1_warren_proto_depIdxs,

@@ -11,32 +11,22 @@
 package protocol
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
+	"net/netip"
 	"os"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Version is the version of the protocol. A keeper of another version is replaced.
-const Version = 2
+const Version = 5
 
-// Socket and the other names are the files in a driver's state directory.
+// Name is the process's, see package companion, and the others are files in a driver's state directory.
 const (
-	Socket   = "keeper.sock"
-	PIDFile  = "keeper.pid"
-	LockFile = "keeper.lock"
-	LogFile  = "keeper.log"
+	Name    = "keeper"
+	Socket  = Name + ".sock"
+	PIDFile = Name + ".pid"
 )
-
-// MaxFiles is how many descriptors one message can carry (SCM_MAX_FD of Linux).
-const MaxFiles = 253
 
 // The calls.
 const (
@@ -48,10 +38,23 @@ const (
 	OpDial   = "dial"
 	OpWatch  = "watch"
 	OpStats  = "stats"
+	// OpWarm keeps Count executions ready for specs like Spec; OpPooled tells how many there are of all.
+	OpWarm   = "warm"
+	OpPooled = "pooled"
 	OpCheck  = "check"
 	// OpSnapshot writes an image into the directory that is the message's only descriptor.
 	OpSnapshot = "snapshot"
-	OpThaw     = "thaw"
+	// OpSeal makes the transient image in the directory that is the message's only descriptor one that lasts.
+	OpSeal = "seal"
+	// OpSaveRoot answers with a size, and then so many bytes of a layer follow on the connection.
+	OpSaveRoot = "saveRoot"
+	// OpVerify says what a create of the spec from its image would say of the image.
+	OpVerify = "verify"
+	OpFreeze = "freeze"
+	OpThaw   = "thaw"
+	// OpCard answers with the outer end of a sandbox's card; OpKeepCard brings it, as the message's only descriptor.
+	OpCard     = "card"
+	OpKeepCard = "keepCard"
 	// OpRetire makes the keeper finish what it does and exit; sandboxes go on.
 	OpRetire = "retire"
 	// OpShutdown makes the keeper exit when it has no sandbox.
@@ -66,7 +69,30 @@ type Request struct {
 	Spec *Spec  `json:"spec,omitempty"`
 	// Freeze says that a snapshot leaves the sandbox standing still.
 	Freeze bool `json:"freeze,omitempty"`
+	// Count of OpWarm.
+	Count int `json:"count,omitempty"`
+	// Transient says that a snapshot is restored while this keeper lives, or never.
+	Transient bool `json:"transient,omitempty"`
+	// Packing of the image that is written or read.
+	Packing Packing `json:"packing,omitzero"`
 }
+
+// Packing says how images are written. Any image can be read with its key.
+type Packing struct {
+	// Key, when set, encrypts images; it has KeySize bytes.
+	Key []byte `json:"key,omitempty"`
+	// Compress is CompressAlways, CompressNever, or "": only small images are, for which it takes next to no time.
+	Compress string `json:"compress,omitempty"`
+}
+
+// The values of Packing.Compress.
+const (
+	CompressAlways = "always"
+	CompressNever  = "never"
+)
+
+// KeySize is the length of a key in bytes.
+const KeySize = 32
 
 // Response is an answer.
 type Response struct {
@@ -79,7 +105,11 @@ type Response struct {
 	Statuses []Status `json:"statuses,omitempty"`
 	Stats    *Stats   `json:"stats,omitempty"`
 	Checks   []Check  `json:"checks,omitempty"`
-	// Size of a snapshot's image in bytes.
+	// Count of OpPooled.
+	Count int `json:"count,omitempty"`
+	// Files came with the answer to OpCard; they are the caller's.
+	Files []*os.File `json:"-"`
+	// Size of a snapshot's image or of a layer, in bytes.
 	Size int64 `json:"size,omitempty"`
 }
 
@@ -102,6 +132,17 @@ type Spec struct {
 	GuestBuild string `json:"guestBuild"`
 	// Image, when set, is the directory of an image to go on from.
 	Image *int `json:"image,omitempty"`
+	// Card, when set, is the network card.
+	Card *Card `json:"card,omitempty"`
+}
+
+// Card as in driver.Card.
+type Card struct {
+	Inside  int          `json:"inside"`
+	Outside int          `json:"outside"`
+	MTU     uint32       `json:"mtu"`
+	Addrs   []netip.Addr `json:"addrs"`
+	DNS     []netip.Addr `json:"dns"`
 }
 
 // Layer of the root, lowest first.
@@ -130,6 +171,8 @@ type Mount struct {
 	User     bool   `json:"user,omitempty"`
 	UID      uint32 `json:"uid,omitempty"`
 	GID      uint32 `json:"gid,omitempty"`
+	// Later is set for what the pool makes: the directory is put there when the sandbox is used.
+	Later bool `json:"-"`
 }
 
 // Limits as in driver.Limits.
@@ -205,115 +248,4 @@ func AsError(err error) *Error {
 		return &Error{Kind: e.Kind, Message: err.Error()}
 	}
 	return &Error{Kind: KindInternal, Message: err.Error()}
-}
-
-// maxLine bounds a message: far above any spec, far below what could hurt.
-const maxLine = 16 << 20
-
-// Write sends v as a line with files attached.
-func Write(c *net.UnixConn, v any, files ...*os.File) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	b = append(b, '\n')
-	if len(files) == 0 {
-		_, err = c.Write(b)
-		return err
-	}
-	if len(files) > MaxFiles {
-		return fmt.Errorf("%d descriptors in one message; at most %d fit", len(files), MaxFiles)
-	}
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = int(f.Fd())
-	}
-	// The rights travel with the first byte, the rest follows as it fits into the socket's buffer.
-	if _, _, err := c.WriteMsgUnix(b[:1], syscall.UnixRights(fds...), nil); err != nil {
-		return err
-	}
-	_, err = c.Write(b[1:])
-	return err
-}
-
-// Read receives one line into v, and the files attached to it, which belong to the caller. It reads no byte beyond the
-// line, because what follows may be the stream of a dialled port.
-func Read(c *net.UnixConn, v any) ([]*os.File, error) {
-	var files []*os.File
-	fail := func(err error) ([]*os.File, error) {
-		for _, f := range files {
-			f.Close()
-		}
-		return nil, err
-	}
-	rc, err := c.SyscallConn()
-	if err != nil {
-		return fail(err)
-	}
-	var line []byte
-	buf := make([]byte, 4096)
-	oob := make([]byte, syscall.CmsgSpace(MaxFiles*4))
-	for {
-		// Peek, so that exactly the line can be taken.
-		var n int
-		var rerr error
-		err := rc.Read(func(fd uintptr) bool {
-			n, _, rerr = unix.Recvfrom(int(fd), buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-			return rerr != unix.EAGAIN && rerr != unix.EINTR
-		})
-		if err == nil {
-			err = rerr
-		}
-		if err != nil {
-			return fail(err)
-		}
-		if n == 0 {
-			return fail(io.ErrUnexpectedEOF)
-		}
-		take := n
-		end := bytes.IndexByte(buf[:n], '\n')
-		if end >= 0 {
-			take = end + 1
-		}
-		n, oobn, _, _, err := c.ReadMsgUnix(buf[:take], oob)
-		if err != nil {
-			return fail(err)
-		}
-		if oobn > 0 {
-			got, err := parseRights(oob[:oobn])
-			files = append(files, got...)
-			if err != nil {
-				return fail(err)
-			}
-		}
-		line = append(line, buf[:n]...)
-		if end >= 0 && n == take {
-			break
-		}
-		if len(line) > maxLine {
-			return fail(errors.New("message is too long"))
-		}
-	}
-	if err := json.Unmarshal(line, v); err != nil {
-		return fail(err)
-	}
-	return files, nil
-}
-
-func parseRights(oob []byte) ([]*os.File, error) {
-	msgs, err := syscall.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	var files []*os.File
-	for i := range msgs {
-		fds, err := syscall.ParseUnixRights(&msgs[i])
-		if err != nil {
-			continue // credentials and the like
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "passed"))
-		}
-	}
-	return files, nil
 }

@@ -5,7 +5,6 @@
 package main
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,11 +15,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
-	"time"
 
-	"github.com/hashicorp/yamux"
+	"github.com/warren-sandbox/warren/internal/guest/channel"
 )
 
 const guestPort = 49983
@@ -35,14 +32,8 @@ func main() {
 	mux.HandleFunc("POST /warren/oom", oom)
 	go http.Serve(trusted, mux)
 
-	f := os.NewFile(3, "channel")
-	c, err := net.FileConn(f)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	f.Close()
-	go serveChannel(c, trusted)
+	streams := channel.Config{Port: guestPort, Accept: func(c net.Conn) { go func() { trusted.conns <- c }() }}
+	go channel.ServeRenewed(inherited(3), inherited(4), streams)
 
 	tcp, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", guestPort))
 	if err != nil {
@@ -58,7 +49,7 @@ func main() {
 			return
 		}
 		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: warren-channel\r\n\r\n")
-		serveChannel(c, trusted)
+		channel.Serve(c, streams)
 	}))
 }
 
@@ -106,46 +97,13 @@ func (l *listener) Accept() (net.Conn, error) { return <-l.conns, nil }
 func (l *listener) Close() error              { return nil }
 func (l *listener) Addr() net.Addr            { return &net.TCPAddr{} }
 
-func serveChannel(c net.Conn, trusted *listener) {
-	conf := yamux.DefaultConfig()
-	conf.EnableKeepAlive = false
-	conf.LogOutput = io.Discard
-	s, err := yamux.Server(c, conf)
+func inherited(fd uintptr) *net.UnixConn {
+	f := os.NewFile(fd, "channel")
+	defer f.Close()
+	c, err := net.FileConn(f)
 	if err != nil {
-		return
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
-	for {
-		st, err := s.AcceptStream()
-		if err != nil {
-			return
-		}
-		go serveStream(st, trusted)
-	}
-}
-
-func serveStream(st *yamux.Stream, trusted *listener) {
-	var hdr [4]byte
-	if _, err := io.ReadFull(st, hdr[:]); err != nil || hdr[0] != 1 {
-		st.Write([]byte{2})
-		st.Close()
-		return
-	}
-	port := binary.BigEndian.Uint16(hdr[2:])
-	if port == guestPort {
-		st.Write([]byte{0})
-		trusted.conns <- st
-		return
-	}
-	c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", port), 5*time.Second)
-	if err != nil {
-		st.Write([]byte{1})
-		st.Close()
-		return
-	}
-	st.Write([]byte{0})
-	var wg sync.WaitGroup
-	wg.Go(func() { io.Copy(c, st); c.(*net.TCPConn).CloseWrite() })
-	wg.Go(func() { io.Copy(st, c); st.Close() })
-	wg.Wait()
-	c.Close()
+	return c.(*net.UnixConn)
 }

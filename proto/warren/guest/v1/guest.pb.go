@@ -1914,6 +1914,786 @@ func (*WatchPortsResponse_Keepalive) isWatchPortsResponse_Event() {}
 
 func (*WatchPortsResponse_Ready) isWatchPortsResponse_Event() {}
 
+type WatchLifecycleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Return the last event and end.
+	NoFollow      bool `protobuf:"varint,1,opt,name=no_follow,json=noFollow,proto3" json:"no_follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchLifecycleRequest) Reset() {
+	*x = WatchLifecycleRequest{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchLifecycleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchLifecycleRequest) ProtoMessage() {}
+
+func (x *WatchLifecycleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchLifecycleRequest.ProtoReflect.Descriptor instead.
+func (*WatchLifecycleRequest) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *WatchLifecycleRequest) GetNoFollow() bool {
+	if x != nil {
+		return x.NoFollow
+	}
+	return false
+}
+
+// LifecycleEvent is one turn in the life of a sandbox.
+type LifecycleEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "start", "resume", "rollback" or "fork"; empty before the host has said anything.
+	Event     string `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	SandboxId string `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// The sandbox that this one was forked from, where it is told.
+	ParentId string `protobuf:"bytes,3,opt,name=parent_id,json=parentId,proto3" json:"parent_id,omitempty"`
+	// A UUID that is another one after each event and in each fork; also in /run/warren/generation.
+	Generation    string                 `protobuf:"bytes,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LifecycleEvent) Reset() {
+	*x = LifecycleEvent{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LifecycleEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LifecycleEvent) ProtoMessage() {}
+
+func (x *LifecycleEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LifecycleEvent.ProtoReflect.Descriptor instead.
+func (*LifecycleEvent) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *LifecycleEvent) GetEvent() string {
+	if x != nil {
+		return x.Event
+	}
+	return ""
+}
+
+func (x *LifecycleEvent) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *LifecycleEvent) GetParentId() string {
+	if x != nil {
+		return x.ParentId
+	}
+	return ""
+}
+
+func (x *LifecycleEvent) GetGeneration() string {
+	if x != nil {
+		return x.Generation
+	}
+	return ""
+}
+
+func (x *LifecycleEvent) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type WatchLifecycleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Event:
+	//
+	//	*WatchLifecycleResponse_Current
+	//	*WatchLifecycleResponse_Happened
+	//	*WatchLifecycleResponse_Keepalive
+	Event         isWatchLifecycleResponse_Event `protobuf_oneof:"event"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchLifecycleResponse) Reset() {
+	*x = WatchLifecycleResponse{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchLifecycleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchLifecycleResponse) ProtoMessage() {}
+
+func (x *WatchLifecycleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchLifecycleResponse.ProtoReflect.Descriptor instead.
+func (*WatchLifecycleResponse) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *WatchLifecycleResponse) GetEvent() isWatchLifecycleResponse_Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *WatchLifecycleResponse) GetCurrent() *LifecycleEvent {
+	if x != nil {
+		if x, ok := x.Event.(*WatchLifecycleResponse_Current); ok {
+			return x.Current
+		}
+	}
+	return nil
+}
+
+func (x *WatchLifecycleResponse) GetHappened() *LifecycleEvent {
+	if x != nil {
+		if x, ok := x.Event.(*WatchLifecycleResponse_Happened); ok {
+			return x.Happened
+		}
+	}
+	return nil
+}
+
+func (x *WatchLifecycleResponse) GetKeepalive() *KeepAlive {
+	if x != nil {
+		if x, ok := x.Event.(*WatchLifecycleResponse_Keepalive); ok {
+			return x.Keepalive
+		}
+	}
+	return nil
+}
+
+type isWatchLifecycleResponse_Event interface {
+	isWatchLifecycleResponse_Event()
+}
+
+type WatchLifecycleResponse_Current struct {
+	// The last event before the call.
+	Current *LifecycleEvent `protobuf:"bytes,1,opt,name=current,proto3,oneof"`
+}
+
+type WatchLifecycleResponse_Happened struct {
+	Happened *LifecycleEvent `protobuf:"bytes,2,opt,name=happened,proto3,oneof"`
+}
+
+type WatchLifecycleResponse_Keepalive struct {
+	Keepalive *KeepAlive `protobuf:"bytes,3,opt,name=keepalive,proto3,oneof"`
+}
+
+func (*WatchLifecycleResponse_Current) isWatchLifecycleResponse_Event() {}
+
+func (*WatchLifecycleResponse_Happened) isWatchLifecycleResponse_Event() {}
+
+func (*WatchLifecycleResponse_Keepalive) isWatchLifecycleResponse_Event() {}
+
+// Service is a program that the guest keeps going, also through a pause, a rollback and a fork. Its output is kept as that of a
+// process with the tag "service:NAME".
+type Service struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Up to 64 letters, digits, dots, dashes and underscores.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The program and its arguments.
+	Command []string `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	// The sandbox's default user when empty.
+	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// As for processes.
+	Dir string            `protobuf:"bytes,4,opt,name=dir,proto3" json:"dir,omitempty"`
+	Env map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Where it listens, for its check.
+	Port uint32 `protobuf:"varint,6,opt,name=port,proto3" json:"port,omitempty"`
+	// Without one it is ready when it runs.
+	Check *ServiceCheck `protobuf:"bytes,7,opt,name=check,proto3" json:"check,omitempty"`
+	// "always", "on-failure" (the default) or "never". The wait before a start doubles from half a second to half a minute, and
+	// begins afresh when the service has run for 10 seconds.
+	Restart       string `protobuf:"bytes,8,opt,name=restart,proto3" json:"restart,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Service) Reset() {
+	*x = Service{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Service) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Service) ProtoMessage() {}
+
+func (x *Service) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Service.ProtoReflect.Descriptor instead.
+func (*Service) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Service) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Service) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Service) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Service) GetDir() string {
+	if x != nil {
+		return x.Dir
+	}
+	return ""
+}
+
+func (x *Service) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Service) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Service) GetCheck() *ServiceCheck {
+	if x != nil {
+		return x.Check
+	}
+	return nil
+}
+
+func (x *Service) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
+}
+
+// ServiceCheck asks whether a service is ready, by one of an HTTP path, TCP and a command.
+type ServiceCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Any answer from 200 to 399 on the service's port will do.
+	HttpPath string `protobuf:"bytes,1,opt,name=http_path,json=httpPath,proto3" json:"http_path,omitempty"`
+	// Connecting to the service's port will do.
+	Tcp bool `protobuf:"varint,2,opt,name=tcp,proto3" json:"tcp,omitempty"`
+	// Run as the service's user in its directory; exit code 0 will do.
+	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	// Between two questions; 0 means 500.
+	IntervalMs int64 `protobuf:"varint,4,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	// For one question; 0 means 2000.
+	TimeoutMs int64 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// So many failures in a row make the service unready; 0 means 120.
+	Retries       uint32 `protobuf:"varint,6,opt,name=retries,proto3" json:"retries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceCheck) Reset() {
+	*x = ServiceCheck{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceCheck) ProtoMessage() {}
+
+func (x *ServiceCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceCheck.ProtoReflect.Descriptor instead.
+func (*ServiceCheck) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ServiceCheck) GetHttpPath() string {
+	if x != nil {
+		return x.HttpPath
+	}
+	return ""
+}
+
+func (x *ServiceCheck) GetTcp() bool {
+	if x != nil {
+		return x.Tcp
+	}
+	return false
+}
+
+func (x *ServiceCheck) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *ServiceCheck) GetIntervalMs() int64 {
+	if x != nil {
+		return x.IntervalMs
+	}
+	return 0
+}
+
+func (x *ServiceCheck) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *ServiceCheck) GetRetries() uint32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
+type ServiceStatus struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service *Service               `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// "starting" (not ready yet), "running" (has no check), "ready", "unready", "waiting" (for its next start), "exited", "failed" or
+	// "stopped".
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	Pid   uint32 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	// Starts after the first.
+	Restarts uint32 `protobuf:"varint,4,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	// How it ended last; -1 when a signal ended it or it could not be started.
+	ExitCode int32 `protobuf:"varint,5,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// How it ended last, or what its last check said.
+	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceStatus) Reset() {
+	*x = ServiceStatus{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceStatus) ProtoMessage() {}
+
+func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
+func (*ServiceStatus) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ServiceStatus) GetService() *Service {
+	if x != nil {
+		return x.Service
+	}
+	return nil
+}
+
+func (x *ServiceStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+type PutServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      []*Service             `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutServicesRequest) Reset() {
+	*x = PutServicesRequest{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutServicesRequest) ProtoMessage() {}
+
+func (x *PutServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutServicesRequest.ProtoReflect.Descriptor instead.
+func (*PutServicesRequest) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PutServicesRequest) GetServices() []*Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+type PutServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutServicesResponse) Reset() {
+	*x = PutServicesResponse{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutServicesResponse) ProtoMessage() {}
+
+func (x *PutServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutServicesResponse.ProtoReflect.Descriptor instead.
+func (*PutServicesResponse) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+}
+
+type ListServicesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Wait so long for all to be ready, or to have given up; 0 means not at all.
+	WaitMs        int64 `protobuf:"varint,1,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListServicesRequest) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type ListServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      []*ServiceStatus       `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ListServicesResponse) GetServices() []*ServiceStatus {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+type ControlServiceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// "stop" or "restart".
+	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlServiceRequest) Reset() {
+	*x = ControlServiceRequest{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlServiceRequest) ProtoMessage() {}
+
+func (x *ControlServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlServiceRequest.ProtoReflect.Descriptor instead.
+func (*ControlServiceRequest) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ControlServiceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ControlServiceRequest) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+type ControlServiceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlServiceResponse) Reset() {
+	*x = ControlServiceResponse{}
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlServiceResponse) ProtoMessage() {}
+
+func (x *ControlServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlServiceResponse.ProtoReflect.Descriptor instead.
+func (*ControlServiceResponse) Descriptor() ([]byte, []int) {
+	return file_warren_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+}
+
 type ReplaceResponse_File struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Path         string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1926,7 +2706,7 @@ type ReplaceResponse_File struct {
 
 func (x *ReplaceResponse_File) Reset() {
 	*x = ReplaceResponse_File{}
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2718,7 @@ func (x *ReplaceResponse_File) String() string {
 func (*ReplaceResponse_File) ProtoMessage() {}
 
 func (x *ReplaceResponse_File) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2769,7 @@ type RunInSessionResponse_End struct {
 
 func (x *RunInSessionResponse_End) Reset() {
 	*x = RunInSessionResponse_End{}
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2781,7 @@ func (x *RunInSessionResponse_End) String() string {
 func (*RunInSessionResponse_End) ProtoMessage() {}
 
 func (x *RunInSessionResponse_End) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2837,7 @@ type ListSessionsResponse_Session struct {
 
 func (x *ListSessionsResponse_Session) Reset() {
 	*x = ListSessionsResponse_Session{}
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2849,7 @@ func (x *ListSessionsResponse_Session) String() string {
 func (*ListSessionsResponse_Session) ProtoMessage() {}
 
 func (x *ListSessionsResponse_Session) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2907,7 @@ type WatchPortsResponse_Port struct {
 
 func (x *WatchPortsResponse_Port) Reset() {
 	*x = WatchPortsResponse_Port{}
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2919,7 @@ func (x *WatchPortsResponse_Port) String() string {
 func (*WatchPortsResponse_Port) ProtoMessage() {}
 
 func (x *WatchPortsResponse_Port) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_warren_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +3115,63 @@ const file_warren_guest_v1_guest_proto_rawDesc = "" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x18\n" +
 	"\aprogram\x18\x04 \x01(\tR\aprogramB\a\n" +
-	"\x05event2\xed\x06\n" +
+	"\x05event\"4\n" +
+	"\x15WatchLifecycleRequest\x12\x1b\n" +
+	"\tno_follow\x18\x01 \x01(\bR\bnoFollow\"\xb2\x01\n" +
+	"\x0eLifecycleEvent\x12\x14\n" +
+	"\x05event\x18\x01 \x01(\tR\x05event\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x12\x1b\n" +
+	"\tparent_id\x18\x03 \x01(\tR\bparentId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\tR\n" +
+	"generation\x12.\n" +
+	"\x04time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\xd9\x01\n" +
+	"\x16WatchLifecycleResponse\x12;\n" +
+	"\acurrent\x18\x01 \x01(\v2\x1f.warren.guest.v1.LifecycleEventH\x00R\acurrent\x12=\n" +
+	"\bhappened\x18\x02 \x01(\v2\x1f.warren.guest.v1.LifecycleEventH\x00R\bhappened\x12:\n" +
+	"\tkeepalive\x18\x03 \x01(\v2\x1a.warren.guest.v1.KeepAliveH\x00R\tkeepaliveB\a\n" +
+	"\x05event\"\xad\x02\n" +
+	"\aService\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acommand\x18\x02 \x03(\tR\acommand\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x10\n" +
+	"\x03dir\x18\x04 \x01(\tR\x03dir\x123\n" +
+	"\x03env\x18\x05 \x03(\v2!.warren.guest.v1.Service.EnvEntryR\x03env\x12\x12\n" +
+	"\x04port\x18\x06 \x01(\rR\x04port\x123\n" +
+	"\x05check\x18\a \x01(\v2\x1d.warren.guest.v1.ServiceCheckR\x05check\x12\x18\n" +
+	"\arestart\x18\b \x01(\tR\arestart\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x01\n" +
+	"\fServiceCheck\x12\x1b\n" +
+	"\thttp_path\x18\x01 \x01(\tR\bhttpPath\x12\x10\n" +
+	"\x03tcp\x18\x02 \x01(\bR\x03tcp\x12\x18\n" +
+	"\acommand\x18\x03 \x03(\tR\acommand\x12\x1f\n" +
+	"\vinterval_ms\x18\x04 \x01(\x03R\n" +
+	"intervalMs\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x05 \x01(\x03R\ttimeoutMs\x12\x18\n" +
+	"\aretries\x18\x06 \x01(\rR\aretries\"\xf0\x01\n" +
+	"\rServiceStatus\x122\n" +
+	"\aservice\x18\x01 \x01(\v2\x18.warren.guest.v1.ServiceR\aservice\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x1a\n" +
+	"\brestarts\x18\x04 \x01(\rR\brestarts\x12\x1b\n" +
+	"\texit_code\x18\x05 \x01(\x05R\bexitCode\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x120\n" +
+	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"J\n" +
+	"\x12PutServicesRequest\x124\n" +
+	"\bservices\x18\x01 \x03(\v2\x18.warren.guest.v1.ServiceR\bservices\"\x15\n" +
+	"\x13PutServicesResponse\".\n" +
+	"\x13ListServicesRequest\x12\x17\n" +
+	"\await_ms\x18\x01 \x01(\x03R\x06waitMs\"R\n" +
+	"\x14ListServicesResponse\x12:\n" +
+	"\bservices\x18\x01 \x03(\v2\x1e.warren.guest.v1.ServiceStatusR\bservices\"C\n" +
+	"\x15ControlServiceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\"\x18\n" +
+	"\x16ControlServiceResponse2\xec\t\n" +
 	"\fGuestService\x12K\n" +
 	"\x06Attach\x12\x1e.warren.guest.v1.AttachRequest\x1a\x1f.warren.guest.v1.AttachResponse0\x01\x12^\n" +
 	"\rListProcesses\x12%.warren.guest.v1.ListProcessesRequest\x1a&.warren.guest.v1.ListProcessesResponse\x12I\n" +
@@ -2347,7 +3183,11 @@ const file_warren_guest_v1_guest_proto_rawDesc = "" +
 	"\fCloseSession\x12$.warren.guest.v1.CloseSessionRequest\x1a%.warren.guest.v1.CloseSessionResponse\x12[\n" +
 	"\fListSessions\x12$.warren.guest.v1.ListSessionsRequest\x1a%.warren.guest.v1.ListSessionsResponse\x12W\n" +
 	"\n" +
-	"WatchPorts\x12\".warren.guest.v1.WatchPortsRequest\x1a#.warren.guest.v1.WatchPortsResponse0\x01B@Z>github.com/warren-sandbox/warren/proto/warren/guest/v1;guestv1b\x06proto3"
+	"WatchPorts\x12\".warren.guest.v1.WatchPortsRequest\x1a#.warren.guest.v1.WatchPortsResponse0\x01\x12c\n" +
+	"\x0eWatchLifecycle\x12&.warren.guest.v1.WatchLifecycleRequest\x1a'.warren.guest.v1.WatchLifecycleResponse0\x01\x12X\n" +
+	"\vPutServices\x12#.warren.guest.v1.PutServicesRequest\x1a$.warren.guest.v1.PutServicesResponse\x12[\n" +
+	"\fListServices\x12$.warren.guest.v1.ListServicesRequest\x1a%.warren.guest.v1.ListServicesResponse\x12a\n" +
+	"\x0eControlService\x12&.warren.guest.v1.ControlServiceRequest\x1a'.warren.guest.v1.ControlServiceResponseB@Z>github.com/warren-sandbox/warren/proto/warren/guest/v1;guestv1b\x06proto3"
 
 var (
 	file_warren_guest_v1_guest_proto_rawDescOnce sync.Once
@@ -2361,7 +3201,7 @@ func file_warren_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_warren_guest_v1_guest_proto_rawDescData
 }
 
-var file_warren_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_warren_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_warren_guest_v1_guest_proto_goTypes = []any{
 	(*ProcessSelector)(nil),              // 0: warren.guest.v1.ProcessSelector
 	(*AttachRequest)(nil),                // 1: warren.guest.v1.AttachRequest
@@ -2389,12 +3229,25 @@ var file_warren_guest_v1_guest_proto_goTypes = []any{
 	(*ListSessionsResponse)(nil),         // 23: warren.guest.v1.ListSessionsResponse
 	(*WatchPortsRequest)(nil),            // 24: warren.guest.v1.WatchPortsRequest
 	(*WatchPortsResponse)(nil),           // 25: warren.guest.v1.WatchPortsResponse
-	(*ReplaceResponse_File)(nil),         // 26: warren.guest.v1.ReplaceResponse.File
-	nil,                                  // 27: warren.guest.v1.OpenSessionRequest.EnvsEntry
-	(*RunInSessionResponse_End)(nil),     // 28: warren.guest.v1.RunInSessionResponse.End
-	(*ListSessionsResponse_Session)(nil), // 29: warren.guest.v1.ListSessionsResponse.Session
-	(*WatchPortsResponse_Port)(nil),      // 30: warren.guest.v1.WatchPortsResponse.Port
-	(*timestamppb.Timestamp)(nil),        // 31: google.protobuf.Timestamp
+	(*WatchLifecycleRequest)(nil),        // 26: warren.guest.v1.WatchLifecycleRequest
+	(*LifecycleEvent)(nil),               // 27: warren.guest.v1.LifecycleEvent
+	(*WatchLifecycleResponse)(nil),       // 28: warren.guest.v1.WatchLifecycleResponse
+	(*Service)(nil),                      // 29: warren.guest.v1.Service
+	(*ServiceCheck)(nil),                 // 30: warren.guest.v1.ServiceCheck
+	(*ServiceStatus)(nil),                // 31: warren.guest.v1.ServiceStatus
+	(*PutServicesRequest)(nil),           // 32: warren.guest.v1.PutServicesRequest
+	(*PutServicesResponse)(nil),          // 33: warren.guest.v1.PutServicesResponse
+	(*ListServicesRequest)(nil),          // 34: warren.guest.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),         // 35: warren.guest.v1.ListServicesResponse
+	(*ControlServiceRequest)(nil),        // 36: warren.guest.v1.ControlServiceRequest
+	(*ControlServiceResponse)(nil),       // 37: warren.guest.v1.ControlServiceResponse
+	(*ReplaceResponse_File)(nil),         // 38: warren.guest.v1.ReplaceResponse.File
+	nil,                                  // 39: warren.guest.v1.OpenSessionRequest.EnvsEntry
+	(*RunInSessionResponse_End)(nil),     // 40: warren.guest.v1.RunInSessionResponse.End
+	(*ListSessionsResponse_Session)(nil), // 41: warren.guest.v1.ListSessionsResponse.Session
+	(*WatchPortsResponse_Port)(nil),      // 42: warren.guest.v1.WatchPortsResponse.Port
+	nil,                                  // 43: warren.guest.v1.Service.EnvEntry
+	(*timestamppb.Timestamp)(nil),        // 44: google.protobuf.Timestamp
 }
 var file_warren_guest_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: warren.guest.v1.AttachRequest.process:type_name -> warren.guest.v1.ProcessSelector
@@ -2402,46 +3255,64 @@ var file_warren_guest_v1_guest_proto_depIdxs = []int32{
 	4,  // 2: warren.guest.v1.AttachResponse.output:type_name -> warren.guest.v1.Output
 	5,  // 3: warren.guest.v1.AttachResponse.end:type_name -> warren.guest.v1.ProcessStatus
 	3,  // 4: warren.guest.v1.AttachResponse.keepalive:type_name -> warren.guest.v1.KeepAlive
-	31, // 5: warren.guest.v1.ProcessStatus.started:type_name -> google.protobuf.Timestamp
-	31, // 6: warren.guest.v1.ProcessStatus.ended:type_name -> google.protobuf.Timestamp
+	44, // 5: warren.guest.v1.ProcessStatus.started:type_name -> google.protobuf.Timestamp
+	44, // 6: warren.guest.v1.ProcessStatus.ended:type_name -> google.protobuf.Timestamp
 	5,  // 7: warren.guest.v1.ListProcessesResponse.processes:type_name -> warren.guest.v1.ProcessStatus
 	0,  // 8: warren.guest.v1.SignalRequest.process:type_name -> warren.guest.v1.ProcessSelector
 	12, // 9: warren.guest.v1.SearchResponse.match:type_name -> warren.guest.v1.Match
 	13, // 10: warren.guest.v1.SearchResponse.summary:type_name -> warren.guest.v1.SearchSummary
-	26, // 11: warren.guest.v1.ReplaceResponse.files:type_name -> warren.guest.v1.ReplaceResponse.File
-	27, // 12: warren.guest.v1.OpenSessionRequest.envs:type_name -> warren.guest.v1.OpenSessionRequest.EnvsEntry
-	28, // 13: warren.guest.v1.RunInSessionResponse.end:type_name -> warren.guest.v1.RunInSessionResponse.End
+	38, // 11: warren.guest.v1.ReplaceResponse.files:type_name -> warren.guest.v1.ReplaceResponse.File
+	39, // 12: warren.guest.v1.OpenSessionRequest.envs:type_name -> warren.guest.v1.OpenSessionRequest.EnvsEntry
+	40, // 13: warren.guest.v1.RunInSessionResponse.end:type_name -> warren.guest.v1.RunInSessionResponse.End
 	3,  // 14: warren.guest.v1.RunInSessionResponse.keepalive:type_name -> warren.guest.v1.KeepAlive
-	29, // 15: warren.guest.v1.ListSessionsResponse.sessions:type_name -> warren.guest.v1.ListSessionsResponse.Session
-	30, // 16: warren.guest.v1.WatchPortsResponse.open:type_name -> warren.guest.v1.WatchPortsResponse.Port
-	30, // 17: warren.guest.v1.WatchPortsResponse.close:type_name -> warren.guest.v1.WatchPortsResponse.Port
+	41, // 15: warren.guest.v1.ListSessionsResponse.sessions:type_name -> warren.guest.v1.ListSessionsResponse.Session
+	42, // 16: warren.guest.v1.WatchPortsResponse.open:type_name -> warren.guest.v1.WatchPortsResponse.Port
+	42, // 17: warren.guest.v1.WatchPortsResponse.close:type_name -> warren.guest.v1.WatchPortsResponse.Port
 	3,  // 18: warren.guest.v1.WatchPortsResponse.keepalive:type_name -> warren.guest.v1.KeepAlive
 	3,  // 19: warren.guest.v1.WatchPortsResponse.ready:type_name -> warren.guest.v1.KeepAlive
-	1,  // 20: warren.guest.v1.GuestService.Attach:input_type -> warren.guest.v1.AttachRequest
-	6,  // 21: warren.guest.v1.GuestService.ListProcesses:input_type -> warren.guest.v1.ListProcessesRequest
-	8,  // 22: warren.guest.v1.GuestService.Signal:input_type -> warren.guest.v1.SignalRequest
-	10, // 23: warren.guest.v1.GuestService.Search:input_type -> warren.guest.v1.SearchRequest
-	14, // 24: warren.guest.v1.GuestService.Replace:input_type -> warren.guest.v1.ReplaceRequest
-	16, // 25: warren.guest.v1.GuestService.OpenSession:input_type -> warren.guest.v1.OpenSessionRequest
-	18, // 26: warren.guest.v1.GuestService.RunInSession:input_type -> warren.guest.v1.RunInSessionRequest
-	20, // 27: warren.guest.v1.GuestService.CloseSession:input_type -> warren.guest.v1.CloseSessionRequest
-	22, // 28: warren.guest.v1.GuestService.ListSessions:input_type -> warren.guest.v1.ListSessionsRequest
-	24, // 29: warren.guest.v1.GuestService.WatchPorts:input_type -> warren.guest.v1.WatchPortsRequest
-	2,  // 30: warren.guest.v1.GuestService.Attach:output_type -> warren.guest.v1.AttachResponse
-	7,  // 31: warren.guest.v1.GuestService.ListProcesses:output_type -> warren.guest.v1.ListProcessesResponse
-	9,  // 32: warren.guest.v1.GuestService.Signal:output_type -> warren.guest.v1.SignalResponse
-	11, // 33: warren.guest.v1.GuestService.Search:output_type -> warren.guest.v1.SearchResponse
-	15, // 34: warren.guest.v1.GuestService.Replace:output_type -> warren.guest.v1.ReplaceResponse
-	17, // 35: warren.guest.v1.GuestService.OpenSession:output_type -> warren.guest.v1.OpenSessionResponse
-	19, // 36: warren.guest.v1.GuestService.RunInSession:output_type -> warren.guest.v1.RunInSessionResponse
-	21, // 37: warren.guest.v1.GuestService.CloseSession:output_type -> warren.guest.v1.CloseSessionResponse
-	23, // 38: warren.guest.v1.GuestService.ListSessions:output_type -> warren.guest.v1.ListSessionsResponse
-	25, // 39: warren.guest.v1.GuestService.WatchPorts:output_type -> warren.guest.v1.WatchPortsResponse
-	30, // [30:40] is the sub-list for method output_type
-	20, // [20:30] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	44, // 20: warren.guest.v1.LifecycleEvent.time:type_name -> google.protobuf.Timestamp
+	27, // 21: warren.guest.v1.WatchLifecycleResponse.current:type_name -> warren.guest.v1.LifecycleEvent
+	27, // 22: warren.guest.v1.WatchLifecycleResponse.happened:type_name -> warren.guest.v1.LifecycleEvent
+	3,  // 23: warren.guest.v1.WatchLifecycleResponse.keepalive:type_name -> warren.guest.v1.KeepAlive
+	43, // 24: warren.guest.v1.Service.env:type_name -> warren.guest.v1.Service.EnvEntry
+	30, // 25: warren.guest.v1.Service.check:type_name -> warren.guest.v1.ServiceCheck
+	29, // 26: warren.guest.v1.ServiceStatus.service:type_name -> warren.guest.v1.Service
+	44, // 27: warren.guest.v1.ServiceStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 28: warren.guest.v1.PutServicesRequest.services:type_name -> warren.guest.v1.Service
+	31, // 29: warren.guest.v1.ListServicesResponse.services:type_name -> warren.guest.v1.ServiceStatus
+	1,  // 30: warren.guest.v1.GuestService.Attach:input_type -> warren.guest.v1.AttachRequest
+	6,  // 31: warren.guest.v1.GuestService.ListProcesses:input_type -> warren.guest.v1.ListProcessesRequest
+	8,  // 32: warren.guest.v1.GuestService.Signal:input_type -> warren.guest.v1.SignalRequest
+	10, // 33: warren.guest.v1.GuestService.Search:input_type -> warren.guest.v1.SearchRequest
+	14, // 34: warren.guest.v1.GuestService.Replace:input_type -> warren.guest.v1.ReplaceRequest
+	16, // 35: warren.guest.v1.GuestService.OpenSession:input_type -> warren.guest.v1.OpenSessionRequest
+	18, // 36: warren.guest.v1.GuestService.RunInSession:input_type -> warren.guest.v1.RunInSessionRequest
+	20, // 37: warren.guest.v1.GuestService.CloseSession:input_type -> warren.guest.v1.CloseSessionRequest
+	22, // 38: warren.guest.v1.GuestService.ListSessions:input_type -> warren.guest.v1.ListSessionsRequest
+	24, // 39: warren.guest.v1.GuestService.WatchPorts:input_type -> warren.guest.v1.WatchPortsRequest
+	26, // 40: warren.guest.v1.GuestService.WatchLifecycle:input_type -> warren.guest.v1.WatchLifecycleRequest
+	32, // 41: warren.guest.v1.GuestService.PutServices:input_type -> warren.guest.v1.PutServicesRequest
+	34, // 42: warren.guest.v1.GuestService.ListServices:input_type -> warren.guest.v1.ListServicesRequest
+	36, // 43: warren.guest.v1.GuestService.ControlService:input_type -> warren.guest.v1.ControlServiceRequest
+	2,  // 44: warren.guest.v1.GuestService.Attach:output_type -> warren.guest.v1.AttachResponse
+	7,  // 45: warren.guest.v1.GuestService.ListProcesses:output_type -> warren.guest.v1.ListProcessesResponse
+	9,  // 46: warren.guest.v1.GuestService.Signal:output_type -> warren.guest.v1.SignalResponse
+	11, // 47: warren.guest.v1.GuestService.Search:output_type -> warren.guest.v1.SearchResponse
+	15, // 48: warren.guest.v1.GuestService.Replace:output_type -> warren.guest.v1.ReplaceResponse
+	17, // 49: warren.guest.v1.GuestService.OpenSession:output_type -> warren.guest.v1.OpenSessionResponse
+	19, // 50: warren.guest.v1.GuestService.RunInSession:output_type -> warren.guest.v1.RunInSessionResponse
+	21, // 51: warren.guest.v1.GuestService.CloseSession:output_type -> warren.guest.v1.CloseSessionResponse
+	23, // 52: warren.guest.v1.GuestService.ListSessions:output_type -> warren.guest.v1.ListSessionsResponse
+	25, // 53: warren.guest.v1.GuestService.WatchPorts:output_type -> warren.guest.v1.WatchPortsResponse
+	28, // 54: warren.guest.v1.GuestService.WatchLifecycle:output_type -> warren.guest.v1.WatchLifecycleResponse
+	33, // 55: warren.guest.v1.GuestService.PutServices:output_type -> warren.guest.v1.PutServicesResponse
+	35, // 56: warren.guest.v1.GuestService.ListServices:output_type -> warren.guest.v1.ListServicesResponse
+	37, // 57: warren.guest.v1.GuestService.ControlService:output_type -> warren.guest.v1.ControlServiceResponse
+	44, // [44:58] is the sub-list for method output_type
+	30, // [30:44] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_warren_guest_v1_guest_proto_init() }
@@ -2481,13 +3352,18 @@ func file_warren_guest_v1_guest_proto_init() {
 		(*WatchPortsResponse_Keepalive)(nil),
 		(*WatchPortsResponse_Ready)(nil),
 	}
+	file_warren_guest_v1_guest_proto_msgTypes[28].OneofWrappers = []any{
+		(*WatchLifecycleResponse_Current)(nil),
+		(*WatchLifecycleResponse_Happened)(nil),
+		(*WatchLifecycleResponse_Keepalive)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_guest_v1_guest_proto_rawDesc), len(file_warren_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,12 +28,18 @@ const _ = connect.IsAtLeastVersion1_13_0
 const (
 	// SandboxServiceName is the fully-qualified name of the SandboxService service.
 	SandboxServiceName = "warren.v1.SandboxService"
+	// SnapshotServiceName is the fully-qualified name of the SnapshotService service.
+	SnapshotServiceName = "warren.v1.SnapshotService"
+	// TemplateServiceName is the fully-qualified name of the TemplateService service.
+	TemplateServiceName = "warren.v1.TemplateService"
 	// WorkspaceServiceName is the fully-qualified name of the WorkspaceService service.
 	WorkspaceServiceName = "warren.v1.WorkspaceService"
 	// RepoServiceName is the fully-qualified name of the RepoService service.
 	RepoServiceName = "warren.v1.RepoService"
 	// ImageServiceName is the fully-qualified name of the ImageService service.
 	ImageServiceName = "warren.v1.ImageService"
+	// PolicyServiceName is the fully-qualified name of the PolicyService service.
+	PolicyServiceName = "warren.v1.PolicyService"
 	// SystemServiceName is the fully-qualified name of the SystemService service.
 	SystemServiceName = "warren.v1.SystemService"
 )
@@ -70,11 +76,47 @@ const (
 	// SandboxServiceResumeSandboxProcedure is the fully-qualified name of the SandboxService's
 	// ResumeSandbox RPC.
 	SandboxServiceResumeSandboxProcedure = "/warren.v1.SandboxService/ResumeSandbox"
+	// SandboxServiceForkSandboxProcedure is the fully-qualified name of the SandboxService's
+	// ForkSandbox RPC.
+	SandboxServiceForkSandboxProcedure = "/warren.v1.SandboxService/ForkSandbox"
+	// SandboxServiceRollbackSandboxProcedure is the fully-qualified name of the SandboxService's
+	// RollbackSandbox RPC.
+	SandboxServiceRollbackSandboxProcedure = "/warren.v1.SandboxService/RollbackSandbox"
 	// SandboxServiceGetStatsProcedure is the fully-qualified name of the SandboxService's GetStats RPC.
 	SandboxServiceGetStatsProcedure = "/warren.v1.SandboxService/GetStats"
 	// SandboxServiceWatchEventsProcedure is the fully-qualified name of the SandboxService's
 	// WatchEvents RPC.
 	SandboxServiceWatchEventsProcedure = "/warren.v1.SandboxService/WatchEvents"
+	// SandboxServiceListFlowsProcedure is the fully-qualified name of the SandboxService's ListFlows
+	// RPC.
+	SandboxServiceListFlowsProcedure = "/warren.v1.SandboxService/ListFlows"
+	// SandboxServiceVerifyFlowsProcedure is the fully-qualified name of the SandboxService's
+	// VerifyFlows RPC.
+	SandboxServiceVerifyFlowsProcedure = "/warren.v1.SandboxService/VerifyFlows"
+	// SnapshotServiceCreateSnapshotProcedure is the fully-qualified name of the SnapshotService's
+	// CreateSnapshot RPC.
+	SnapshotServiceCreateSnapshotProcedure = "/warren.v1.SnapshotService/CreateSnapshot"
+	// SnapshotServiceGetSnapshotProcedure is the fully-qualified name of the SnapshotService's
+	// GetSnapshot RPC.
+	SnapshotServiceGetSnapshotProcedure = "/warren.v1.SnapshotService/GetSnapshot"
+	// SnapshotServiceListSnapshotsProcedure is the fully-qualified name of the SnapshotService's
+	// ListSnapshots RPC.
+	SnapshotServiceListSnapshotsProcedure = "/warren.v1.SnapshotService/ListSnapshots"
+	// SnapshotServiceDeleteSnapshotProcedure is the fully-qualified name of the SnapshotService's
+	// DeleteSnapshot RPC.
+	SnapshotServiceDeleteSnapshotProcedure = "/warren.v1.SnapshotService/DeleteSnapshot"
+	// TemplateServicePutTemplateProcedure is the fully-qualified name of the TemplateService's
+	// PutTemplate RPC.
+	TemplateServicePutTemplateProcedure = "/warren.v1.TemplateService/PutTemplate"
+	// TemplateServiceGetTemplateProcedure is the fully-qualified name of the TemplateService's
+	// GetTemplate RPC.
+	TemplateServiceGetTemplateProcedure = "/warren.v1.TemplateService/GetTemplate"
+	// TemplateServiceListTemplatesProcedure is the fully-qualified name of the TemplateService's
+	// ListTemplates RPC.
+	TemplateServiceListTemplatesProcedure = "/warren.v1.TemplateService/ListTemplates"
+	// TemplateServiceDeleteTemplateProcedure is the fully-qualified name of the TemplateService's
+	// DeleteTemplate RPC.
+	TemplateServiceDeleteTemplateProcedure = "/warren.v1.TemplateService/DeleteTemplate"
 	// WorkspaceServiceCreateWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
 	// CreateWorkspace RPC.
 	WorkspaceServiceCreateWorkspaceProcedure = "/warren.v1.WorkspaceService/CreateWorkspace"
@@ -120,6 +162,17 @@ const (
 	// ImageServiceDeleteImageProcedure is the fully-qualified name of the ImageService's DeleteImage
 	// RPC.
 	ImageServiceDeleteImageProcedure = "/warren.v1.ImageService/DeleteImage"
+	// PolicyServiceListPoliciesProcedure is the fully-qualified name of the PolicyService's
+	// ListPolicies RPC.
+	PolicyServiceListPoliciesProcedure = "/warren.v1.PolicyService/ListPolicies"
+	// PolicyServiceGetPolicyProcedure is the fully-qualified name of the PolicyService's GetPolicy RPC.
+	PolicyServiceGetPolicyProcedure = "/warren.v1.PolicyService/GetPolicy"
+	// PolicyServiceCheckPolicyProcedure is the fully-qualified name of the PolicyService's CheckPolicy
+	// RPC.
+	PolicyServiceCheckPolicyProcedure = "/warren.v1.PolicyService/CheckPolicy"
+	// PolicyServiceExplainPolicyProcedure is the fully-qualified name of the PolicyService's
+	// ExplainPolicy RPC.
+	PolicyServiceExplainPolicyProcedure = "/warren.v1.PolicyService/ExplainPolicy"
 	// SystemServiceGetVersionProcedure is the fully-qualified name of the SystemService's GetVersion
 	// RPC.
 	SystemServiceGetVersionProcedure = "/warren.v1.SystemService/GetVersion"
@@ -145,7 +198,7 @@ type SandboxServiceClient interface {
 	GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.GetSandboxResponse], error)
 	// ListSandboxes returns the caller's sandboxes, newest first, a page at a time.
 	ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error)
-	// UpdateSandbox changes name, labels and timeouts.
+	// UpdateSandbox changes name, labels, timeouts and what they do.
 	UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.UpdateSandboxResponse], error)
 	// DeleteSandbox removes the sandbox and all it held; its workspace only when asked, or when the sandbox
 	// owns it.
@@ -153,16 +206,31 @@ type SandboxServiceClient interface {
 	// RestartSandbox replaces the execution of a sandbox that failed or runs: same id, image, workspace and
 	// settings; processes and changes outside the workspace are new.
 	RestartSandbox(context.Context, *connect.Request[v1.RestartSandboxRequest]) (*connect.Response[v1.RestartSandboxResponse], error)
-	// PauseSandbox writes the memory of a running sandbox to disk and ends its processes; connections into it end. Until it is
-	// resumed it takes no processor and no memory, and calls to it fail with the kind "state". One that is paused stays so.
+	// PauseSandbox writes the memory of a running sandbox to disk and ends its processes; connections into it end. While it is
+	// paused it takes no processor and no memory. The next call into it resumes it and waits, unless auto_resume is false: then it
+	// fails with the kind "state", and so does a call with the header Warren-Reconnect, by which a client says that it comes back
+	// to what the pause has cut off. One that is paused stays so.
 	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error)
 	// ResumeSandbox lets a paused sandbox go on where it was; one that runs is left alone. When its memory cannot be
-	// brought back it stays paused, and RestartSandbox starts it anew on its workspace.
+	// brought back here it stays paused, and RestartSandbox starts it anew on its workspace; when it is damaged the sandbox is
+	// started anew at once, and the call fails with the kind "state" and says so.
 	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error)
+	// ForkSandbox makes sandboxes that go on from where a running one is: memory, processes, open files, root and workspace.
+	// The source runs on; each child has an id, a host name, tokens and a workspace of its own. The stream tells progress; its
+	// last message says what became of each child. Where the driver cannot keep memory, children start cold on copies of
+	// the files, and the result says so.
+	ForkSandbox(context.Context, *connect.Request[v1.ForkSandboxRequest]) (*connect.ServerStreamForClient[v1.ForkSandboxResponse], error)
+	// RollbackSandbox takes a sandbox back to a snapshot: memory, root and workspace. It keeps its id, name and settings. What
+	// happened since then is lost, but for commits. It leaves the sandbox as it was, or as it was at the snapshot.
+	RollbackSandbox(context.Context, *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error)
 	// GetStats returns what a sandbox uses now.
 	GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error)
 	// WatchEvents follows lifecycle events, oldest first.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
+	// ListFlows returns what the gateway has recorded of connections, names and requests, oldest first. The records are chained by hash.
+	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest]) (*connect.ServerStreamForClient[v1.ListFlowsResponse], error)
+	// VerifyFlows reads the whole record of the gateway and names the first bad one.
+	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
 }
 
 // NewSandboxServiceClient constructs a client for the warren.v1.SandboxService service. By default,
@@ -224,6 +292,18 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
 			connect.WithClientOptions(opts...),
 		),
+		forkSandbox: connect.NewClient[v1.ForkSandboxRequest, v1.ForkSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceForkSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ForkSandbox")),
+			connect.WithClientOptions(opts...),
+		),
+		rollbackSandbox: connect.NewClient[v1.RollbackSandboxRequest, v1.RollbackSandboxResponse](
+			httpClient,
+			baseURL+SandboxServiceRollbackSandboxProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("RollbackSandbox")),
+			connect.WithClientOptions(opts...),
+		),
 		getStats: connect.NewClient[v1.GetStatsRequest, v1.GetStatsResponse](
 			httpClient,
 			baseURL+SandboxServiceGetStatsProcedure,
@@ -236,21 +316,37 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("WatchEvents")),
 			connect.WithClientOptions(opts...),
 		),
+		listFlows: connect.NewClient[v1.ListFlowsRequest, v1.ListFlowsResponse](
+			httpClient,
+			baseURL+SandboxServiceListFlowsProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("ListFlows")),
+			connect.WithClientOptions(opts...),
+		),
+		verifyFlows: connect.NewClient[v1.VerifyFlowsRequest, v1.VerifyFlowsResponse](
+			httpClient,
+			baseURL+SandboxServiceVerifyFlowsProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("VerifyFlows")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // sandboxServiceClient implements SandboxServiceClient.
 type sandboxServiceClient struct {
-	createSandbox  *connect.Client[v1.CreateSandboxRequest, v1.CreateSandboxResponse]
-	getSandbox     *connect.Client[v1.GetSandboxRequest, v1.GetSandboxResponse]
-	listSandboxes  *connect.Client[v1.ListSandboxesRequest, v1.ListSandboxesResponse]
-	updateSandbox  *connect.Client[v1.UpdateSandboxRequest, v1.UpdateSandboxResponse]
-	deleteSandbox  *connect.Client[v1.DeleteSandboxRequest, v1.DeleteSandboxResponse]
-	restartSandbox *connect.Client[v1.RestartSandboxRequest, v1.RestartSandboxResponse]
-	pauseSandbox   *connect.Client[v1.PauseSandboxRequest, v1.PauseSandboxResponse]
-	resumeSandbox  *connect.Client[v1.ResumeSandboxRequest, v1.ResumeSandboxResponse]
-	getStats       *connect.Client[v1.GetStatsRequest, v1.GetStatsResponse]
-	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
+	createSandbox   *connect.Client[v1.CreateSandboxRequest, v1.CreateSandboxResponse]
+	getSandbox      *connect.Client[v1.GetSandboxRequest, v1.GetSandboxResponse]
+	listSandboxes   *connect.Client[v1.ListSandboxesRequest, v1.ListSandboxesResponse]
+	updateSandbox   *connect.Client[v1.UpdateSandboxRequest, v1.UpdateSandboxResponse]
+	deleteSandbox   *connect.Client[v1.DeleteSandboxRequest, v1.DeleteSandboxResponse]
+	restartSandbox  *connect.Client[v1.RestartSandboxRequest, v1.RestartSandboxResponse]
+	pauseSandbox    *connect.Client[v1.PauseSandboxRequest, v1.PauseSandboxResponse]
+	resumeSandbox   *connect.Client[v1.ResumeSandboxRequest, v1.ResumeSandboxResponse]
+	forkSandbox     *connect.Client[v1.ForkSandboxRequest, v1.ForkSandboxResponse]
+	rollbackSandbox *connect.Client[v1.RollbackSandboxRequest, v1.RollbackSandboxResponse]
+	getStats        *connect.Client[v1.GetStatsRequest, v1.GetStatsResponse]
+	watchEvents     *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
+	listFlows       *connect.Client[v1.ListFlowsRequest, v1.ListFlowsResponse]
+	verifyFlows     *connect.Client[v1.VerifyFlowsRequest, v1.VerifyFlowsResponse]
 }
 
 // CreateSandbox calls warren.v1.SandboxService.CreateSandbox.
@@ -293,6 +389,16 @@ func (c *sandboxServiceClient) ResumeSandbox(ctx context.Context, req *connect.R
 	return c.resumeSandbox.CallUnary(ctx, req)
 }
 
+// ForkSandbox calls warren.v1.SandboxService.ForkSandbox.
+func (c *sandboxServiceClient) ForkSandbox(ctx context.Context, req *connect.Request[v1.ForkSandboxRequest]) (*connect.ServerStreamForClient[v1.ForkSandboxResponse], error) {
+	return c.forkSandbox.CallServerStream(ctx, req)
+}
+
+// RollbackSandbox calls warren.v1.SandboxService.RollbackSandbox.
+func (c *sandboxServiceClient) RollbackSandbox(ctx context.Context, req *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error) {
+	return c.rollbackSandbox.CallUnary(ctx, req)
+}
+
 // GetStats calls warren.v1.SandboxService.GetStats.
 func (c *sandboxServiceClient) GetStats(ctx context.Context, req *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error) {
 	return c.getStats.CallUnary(ctx, req)
@@ -301,6 +407,16 @@ func (c *sandboxServiceClient) GetStats(ctx context.Context, req *connect.Reques
 // WatchEvents calls warren.v1.SandboxService.WatchEvents.
 func (c *sandboxServiceClient) WatchEvents(ctx context.Context, req *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error) {
 	return c.watchEvents.CallServerStream(ctx, req)
+}
+
+// ListFlows calls warren.v1.SandboxService.ListFlows.
+func (c *sandboxServiceClient) ListFlows(ctx context.Context, req *connect.Request[v1.ListFlowsRequest]) (*connect.ServerStreamForClient[v1.ListFlowsResponse], error) {
+	return c.listFlows.CallServerStream(ctx, req)
+}
+
+// VerifyFlows calls warren.v1.SandboxService.VerifyFlows.
+func (c *sandboxServiceClient) VerifyFlows(ctx context.Context, req *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error) {
+	return c.verifyFlows.CallUnary(ctx, req)
 }
 
 // SandboxServiceHandler is an implementation of the warren.v1.SandboxService service.
@@ -312,7 +428,7 @@ type SandboxServiceHandler interface {
 	GetSandbox(context.Context, *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.GetSandboxResponse], error)
 	// ListSandboxes returns the caller's sandboxes, newest first, a page at a time.
 	ListSandboxes(context.Context, *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error)
-	// UpdateSandbox changes name, labels and timeouts.
+	// UpdateSandbox changes name, labels, timeouts and what they do.
 	UpdateSandbox(context.Context, *connect.Request[v1.UpdateSandboxRequest]) (*connect.Response[v1.UpdateSandboxResponse], error)
 	// DeleteSandbox removes the sandbox and all it held; its workspace only when asked, or when the sandbox
 	// owns it.
@@ -320,16 +436,31 @@ type SandboxServiceHandler interface {
 	// RestartSandbox replaces the execution of a sandbox that failed or runs: same id, image, workspace and
 	// settings; processes and changes outside the workspace are new.
 	RestartSandbox(context.Context, *connect.Request[v1.RestartSandboxRequest]) (*connect.Response[v1.RestartSandboxResponse], error)
-	// PauseSandbox writes the memory of a running sandbox to disk and ends its processes; connections into it end. Until it is
-	// resumed it takes no processor and no memory, and calls to it fail with the kind "state". One that is paused stays so.
+	// PauseSandbox writes the memory of a running sandbox to disk and ends its processes; connections into it end. While it is
+	// paused it takes no processor and no memory. The next call into it resumes it and waits, unless auto_resume is false: then it
+	// fails with the kind "state", and so does a call with the header Warren-Reconnect, by which a client says that it comes back
+	// to what the pause has cut off. One that is paused stays so.
 	PauseSandbox(context.Context, *connect.Request[v1.PauseSandboxRequest]) (*connect.Response[v1.PauseSandboxResponse], error)
 	// ResumeSandbox lets a paused sandbox go on where it was; one that runs is left alone. When its memory cannot be
-	// brought back it stays paused, and RestartSandbox starts it anew on its workspace.
+	// brought back here it stays paused, and RestartSandbox starts it anew on its workspace; when it is damaged the sandbox is
+	// started anew at once, and the call fails with the kind "state" and says so.
 	ResumeSandbox(context.Context, *connect.Request[v1.ResumeSandboxRequest]) (*connect.Response[v1.ResumeSandboxResponse], error)
+	// ForkSandbox makes sandboxes that go on from where a running one is: memory, processes, open files, root and workspace.
+	// The source runs on; each child has an id, a host name, tokens and a workspace of its own. The stream tells progress; its
+	// last message says what became of each child. Where the driver cannot keep memory, children start cold on copies of
+	// the files, and the result says so.
+	ForkSandbox(context.Context, *connect.Request[v1.ForkSandboxRequest], *connect.ServerStream[v1.ForkSandboxResponse]) error
+	// RollbackSandbox takes a sandbox back to a snapshot: memory, root and workspace. It keeps its id, name and settings. What
+	// happened since then is lost, but for commits. It leaves the sandbox as it was, or as it was at the snapshot.
+	RollbackSandbox(context.Context, *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error)
 	// GetStats returns what a sandbox uses now.
 	GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error)
 	// WatchEvents follows lifecycle events, oldest first.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error
+	// ListFlows returns what the gateway has recorded of connections, names and requests, oldest first. The records are chained by hash.
+	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest], *connect.ServerStream[v1.ListFlowsResponse]) error
+	// VerifyFlows reads the whole record of the gateway and names the first bad one.
+	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
 }
 
 // NewSandboxServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -387,6 +518,18 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("ResumeSandbox")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServiceForkSandboxHandler := connect.NewServerStreamHandler(
+		SandboxServiceForkSandboxProcedure,
+		svc.ForkSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("ForkSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceRollbackSandboxHandler := connect.NewUnaryHandler(
+		SandboxServiceRollbackSandboxProcedure,
+		svc.RollbackSandbox,
+		connect.WithSchema(sandboxServiceMethods.ByName("RollbackSandbox")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sandboxServiceGetStatsHandler := connect.NewUnaryHandler(
 		SandboxServiceGetStatsProcedure,
 		svc.GetStats,
@@ -397,6 +540,18 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		SandboxServiceWatchEventsProcedure,
 		svc.WatchEvents,
 		connect.WithSchema(sandboxServiceMethods.ByName("WatchEvents")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceListFlowsHandler := connect.NewServerStreamHandler(
+		SandboxServiceListFlowsProcedure,
+		svc.ListFlows,
+		connect.WithSchema(sandboxServiceMethods.ByName("ListFlows")),
+		connect.WithHandlerOptions(opts...),
+	)
+	sandboxServiceVerifyFlowsHandler := connect.NewUnaryHandler(
+		SandboxServiceVerifyFlowsProcedure,
+		svc.VerifyFlows,
+		connect.WithSchema(sandboxServiceMethods.ByName("VerifyFlows")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/warren.v1.SandboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -417,10 +572,18 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServicePauseSandboxHandler.ServeHTTP(w, r)
 		case SandboxServiceResumeSandboxProcedure:
 			sandboxServiceResumeSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceForkSandboxProcedure:
+			sandboxServiceForkSandboxHandler.ServeHTTP(w, r)
+		case SandboxServiceRollbackSandboxProcedure:
+			sandboxServiceRollbackSandboxHandler.ServeHTTP(w, r)
 		case SandboxServiceGetStatsProcedure:
 			sandboxServiceGetStatsHandler.ServeHTTP(w, r)
 		case SandboxServiceWatchEventsProcedure:
 			sandboxServiceWatchEventsHandler.ServeHTTP(w, r)
+		case SandboxServiceListFlowsProcedure:
+			sandboxServiceListFlowsHandler.ServeHTTP(w, r)
+		case SandboxServiceVerifyFlowsProcedure:
+			sandboxServiceVerifyFlowsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -462,12 +625,344 @@ func (UnimplementedSandboxServiceHandler) ResumeSandbox(context.Context, *connec
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.ResumeSandbox is not implemented"))
 }
 
+func (UnimplementedSandboxServiceHandler) ForkSandbox(context.Context, *connect.Request[v1.ForkSandboxRequest], *connect.ServerStream[v1.ForkSandboxResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.ForkSandbox is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) RollbackSandbox(context.Context, *connect.Request[v1.RollbackSandboxRequest]) (*connect.Response[v1.RollbackSandboxResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.RollbackSandbox is not implemented"))
+}
+
 func (UnimplementedSandboxServiceHandler) GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.GetStats is not implemented"))
 }
 
 func (UnimplementedSandboxServiceHandler) WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.WatchEvents is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest], *connect.ServerStream[v1.ListFlowsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.ListFlows is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.VerifyFlows is not implemented"))
+}
+
+// SnapshotServiceClient is a client for the warren.v1.SnapshotService service.
+type SnapshotServiceClient interface {
+	// CreateSnapshot keeps one instant of a sandbox that runs or is paused: memory, root changes and workspace. The sandbox
+	// runs on. The stream tells progress; its last message holds the snapshot.
+	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.ServerStreamForClient[v1.CreateSnapshotResponse], error)
+	// GetSnapshot returns one snapshot.
+	GetSnapshot(context.Context, *connect.Request[v1.GetSnapshotRequest]) (*connect.Response[v1.GetSnapshotResponse], error)
+	// ListSnapshots returns the caller's snapshots, oldest first, a page at a time.
+	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
+	// DeleteSnapshot removes a snapshot, when nothing is being made of it any more.
+	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
+}
+
+// NewSnapshotServiceClient constructs a client for the warren.v1.SnapshotService service. By
+// default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses,
+// and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewSnapshotServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) SnapshotServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	snapshotServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("SnapshotService").Methods()
+	return &snapshotServiceClient{
+		createSnapshot: connect.NewClient[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse](
+			httpClient,
+			baseURL+SnapshotServiceCreateSnapshotProcedure,
+			connect.WithSchema(snapshotServiceMethods.ByName("CreateSnapshot")),
+			connect.WithClientOptions(opts...),
+		),
+		getSnapshot: connect.NewClient[v1.GetSnapshotRequest, v1.GetSnapshotResponse](
+			httpClient,
+			baseURL+SnapshotServiceGetSnapshotProcedure,
+			connect.WithSchema(snapshotServiceMethods.ByName("GetSnapshot")),
+			connect.WithClientOptions(opts...),
+		),
+		listSnapshots: connect.NewClient[v1.ListSnapshotsRequest, v1.ListSnapshotsResponse](
+			httpClient,
+			baseURL+SnapshotServiceListSnapshotsProcedure,
+			connect.WithSchema(snapshotServiceMethods.ByName("ListSnapshots")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteSnapshot: connect.NewClient[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse](
+			httpClient,
+			baseURL+SnapshotServiceDeleteSnapshotProcedure,
+			connect.WithSchema(snapshotServiceMethods.ByName("DeleteSnapshot")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// snapshotServiceClient implements SnapshotServiceClient.
+type snapshotServiceClient struct {
+	createSnapshot *connect.Client[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse]
+	getSnapshot    *connect.Client[v1.GetSnapshotRequest, v1.GetSnapshotResponse]
+	listSnapshots  *connect.Client[v1.ListSnapshotsRequest, v1.ListSnapshotsResponse]
+	deleteSnapshot *connect.Client[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse]
+}
+
+// CreateSnapshot calls warren.v1.SnapshotService.CreateSnapshot.
+func (c *snapshotServiceClient) CreateSnapshot(ctx context.Context, req *connect.Request[v1.CreateSnapshotRequest]) (*connect.ServerStreamForClient[v1.CreateSnapshotResponse], error) {
+	return c.createSnapshot.CallServerStream(ctx, req)
+}
+
+// GetSnapshot calls warren.v1.SnapshotService.GetSnapshot.
+func (c *snapshotServiceClient) GetSnapshot(ctx context.Context, req *connect.Request[v1.GetSnapshotRequest]) (*connect.Response[v1.GetSnapshotResponse], error) {
+	return c.getSnapshot.CallUnary(ctx, req)
+}
+
+// ListSnapshots calls warren.v1.SnapshotService.ListSnapshots.
+func (c *snapshotServiceClient) ListSnapshots(ctx context.Context, req *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error) {
+	return c.listSnapshots.CallUnary(ctx, req)
+}
+
+// DeleteSnapshot calls warren.v1.SnapshotService.DeleteSnapshot.
+func (c *snapshotServiceClient) DeleteSnapshot(ctx context.Context, req *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error) {
+	return c.deleteSnapshot.CallUnary(ctx, req)
+}
+
+// SnapshotServiceHandler is an implementation of the warren.v1.SnapshotService service.
+type SnapshotServiceHandler interface {
+	// CreateSnapshot keeps one instant of a sandbox that runs or is paused: memory, root changes and workspace. The sandbox
+	// runs on. The stream tells progress; its last message holds the snapshot.
+	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest], *connect.ServerStream[v1.CreateSnapshotResponse]) error
+	// GetSnapshot returns one snapshot.
+	GetSnapshot(context.Context, *connect.Request[v1.GetSnapshotRequest]) (*connect.Response[v1.GetSnapshotResponse], error)
+	// ListSnapshots returns the caller's snapshots, oldest first, a page at a time.
+	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
+	// DeleteSnapshot removes a snapshot, when nothing is being made of it any more.
+	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
+}
+
+// NewSnapshotServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewSnapshotServiceHandler(svc SnapshotServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	snapshotServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("SnapshotService").Methods()
+	snapshotServiceCreateSnapshotHandler := connect.NewServerStreamHandler(
+		SnapshotServiceCreateSnapshotProcedure,
+		svc.CreateSnapshot,
+		connect.WithSchema(snapshotServiceMethods.ByName("CreateSnapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	snapshotServiceGetSnapshotHandler := connect.NewUnaryHandler(
+		SnapshotServiceGetSnapshotProcedure,
+		svc.GetSnapshot,
+		connect.WithSchema(snapshotServiceMethods.ByName("GetSnapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	snapshotServiceListSnapshotsHandler := connect.NewUnaryHandler(
+		SnapshotServiceListSnapshotsProcedure,
+		svc.ListSnapshots,
+		connect.WithSchema(snapshotServiceMethods.ByName("ListSnapshots")),
+		connect.WithHandlerOptions(opts...),
+	)
+	snapshotServiceDeleteSnapshotHandler := connect.NewUnaryHandler(
+		SnapshotServiceDeleteSnapshotProcedure,
+		svc.DeleteSnapshot,
+		connect.WithSchema(snapshotServiceMethods.ByName("DeleteSnapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/warren.v1.SnapshotService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case SnapshotServiceCreateSnapshotProcedure:
+			snapshotServiceCreateSnapshotHandler.ServeHTTP(w, r)
+		case SnapshotServiceGetSnapshotProcedure:
+			snapshotServiceGetSnapshotHandler.ServeHTTP(w, r)
+		case SnapshotServiceListSnapshotsProcedure:
+			snapshotServiceListSnapshotsHandler.ServeHTTP(w, r)
+		case SnapshotServiceDeleteSnapshotProcedure:
+			snapshotServiceDeleteSnapshotHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedSnapshotServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedSnapshotServiceHandler struct{}
+
+func (UnimplementedSnapshotServiceHandler) CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest], *connect.ServerStream[v1.CreateSnapshotResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SnapshotService.CreateSnapshot is not implemented"))
+}
+
+func (UnimplementedSnapshotServiceHandler) GetSnapshot(context.Context, *connect.Request[v1.GetSnapshotRequest]) (*connect.Response[v1.GetSnapshotResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SnapshotService.GetSnapshot is not implemented"))
+}
+
+func (UnimplementedSnapshotServiceHandler) ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SnapshotService.ListSnapshots is not implemented"))
+}
+
+func (UnimplementedSnapshotServiceHandler) DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SnapshotService.DeleteSnapshot is not implemented"))
+}
+
+// TemplateServiceClient is a client for the warren.v1.TemplateService service.
+type TemplateServiceClient interface {
+	// PutTemplate makes a template, or makes an existing one stand for another snapshot, at one instant. Sandboxes that run
+	// are not concerned.
+	PutTemplate(context.Context, *connect.Request[v1.PutTemplateRequest]) (*connect.Response[v1.PutTemplateResponse], error)
+	// GetTemplate returns one template.
+	GetTemplate(context.Context, *connect.Request[v1.GetTemplateRequest]) (*connect.Response[v1.GetTemplateResponse], error)
+	// ListTemplates returns the caller's templates by name.
+	ListTemplates(context.Context, *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error)
+	// DeleteTemplate forgets a template. Its snapshot stays, and can be deleted then.
+	DeleteTemplate(context.Context, *connect.Request[v1.DeleteTemplateRequest]) (*connect.Response[v1.DeleteTemplateResponse], error)
+}
+
+// NewTemplateServiceClient constructs a client for the warren.v1.TemplateService service. By
+// default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses,
+// and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewTemplateServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) TemplateServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	templateServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("TemplateService").Methods()
+	return &templateServiceClient{
+		putTemplate: connect.NewClient[v1.PutTemplateRequest, v1.PutTemplateResponse](
+			httpClient,
+			baseURL+TemplateServicePutTemplateProcedure,
+			connect.WithSchema(templateServiceMethods.ByName("PutTemplate")),
+			connect.WithClientOptions(opts...),
+		),
+		getTemplate: connect.NewClient[v1.GetTemplateRequest, v1.GetTemplateResponse](
+			httpClient,
+			baseURL+TemplateServiceGetTemplateProcedure,
+			connect.WithSchema(templateServiceMethods.ByName("GetTemplate")),
+			connect.WithClientOptions(opts...),
+		),
+		listTemplates: connect.NewClient[v1.ListTemplatesRequest, v1.ListTemplatesResponse](
+			httpClient,
+			baseURL+TemplateServiceListTemplatesProcedure,
+			connect.WithSchema(templateServiceMethods.ByName("ListTemplates")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteTemplate: connect.NewClient[v1.DeleteTemplateRequest, v1.DeleteTemplateResponse](
+			httpClient,
+			baseURL+TemplateServiceDeleteTemplateProcedure,
+			connect.WithSchema(templateServiceMethods.ByName("DeleteTemplate")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// templateServiceClient implements TemplateServiceClient.
+type templateServiceClient struct {
+	putTemplate    *connect.Client[v1.PutTemplateRequest, v1.PutTemplateResponse]
+	getTemplate    *connect.Client[v1.GetTemplateRequest, v1.GetTemplateResponse]
+	listTemplates  *connect.Client[v1.ListTemplatesRequest, v1.ListTemplatesResponse]
+	deleteTemplate *connect.Client[v1.DeleteTemplateRequest, v1.DeleteTemplateResponse]
+}
+
+// PutTemplate calls warren.v1.TemplateService.PutTemplate.
+func (c *templateServiceClient) PutTemplate(ctx context.Context, req *connect.Request[v1.PutTemplateRequest]) (*connect.Response[v1.PutTemplateResponse], error) {
+	return c.putTemplate.CallUnary(ctx, req)
+}
+
+// GetTemplate calls warren.v1.TemplateService.GetTemplate.
+func (c *templateServiceClient) GetTemplate(ctx context.Context, req *connect.Request[v1.GetTemplateRequest]) (*connect.Response[v1.GetTemplateResponse], error) {
+	return c.getTemplate.CallUnary(ctx, req)
+}
+
+// ListTemplates calls warren.v1.TemplateService.ListTemplates.
+func (c *templateServiceClient) ListTemplates(ctx context.Context, req *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error) {
+	return c.listTemplates.CallUnary(ctx, req)
+}
+
+// DeleteTemplate calls warren.v1.TemplateService.DeleteTemplate.
+func (c *templateServiceClient) DeleteTemplate(ctx context.Context, req *connect.Request[v1.DeleteTemplateRequest]) (*connect.Response[v1.DeleteTemplateResponse], error) {
+	return c.deleteTemplate.CallUnary(ctx, req)
+}
+
+// TemplateServiceHandler is an implementation of the warren.v1.TemplateService service.
+type TemplateServiceHandler interface {
+	// PutTemplate makes a template, or makes an existing one stand for another snapshot, at one instant. Sandboxes that run
+	// are not concerned.
+	PutTemplate(context.Context, *connect.Request[v1.PutTemplateRequest]) (*connect.Response[v1.PutTemplateResponse], error)
+	// GetTemplate returns one template.
+	GetTemplate(context.Context, *connect.Request[v1.GetTemplateRequest]) (*connect.Response[v1.GetTemplateResponse], error)
+	// ListTemplates returns the caller's templates by name.
+	ListTemplates(context.Context, *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error)
+	// DeleteTemplate forgets a template. Its snapshot stays, and can be deleted then.
+	DeleteTemplate(context.Context, *connect.Request[v1.DeleteTemplateRequest]) (*connect.Response[v1.DeleteTemplateResponse], error)
+}
+
+// NewTemplateServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewTemplateServiceHandler(svc TemplateServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	templateServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("TemplateService").Methods()
+	templateServicePutTemplateHandler := connect.NewUnaryHandler(
+		TemplateServicePutTemplateProcedure,
+		svc.PutTemplate,
+		connect.WithSchema(templateServiceMethods.ByName("PutTemplate")),
+		connect.WithHandlerOptions(opts...),
+	)
+	templateServiceGetTemplateHandler := connect.NewUnaryHandler(
+		TemplateServiceGetTemplateProcedure,
+		svc.GetTemplate,
+		connect.WithSchema(templateServiceMethods.ByName("GetTemplate")),
+		connect.WithHandlerOptions(opts...),
+	)
+	templateServiceListTemplatesHandler := connect.NewUnaryHandler(
+		TemplateServiceListTemplatesProcedure,
+		svc.ListTemplates,
+		connect.WithSchema(templateServiceMethods.ByName("ListTemplates")),
+		connect.WithHandlerOptions(opts...),
+	)
+	templateServiceDeleteTemplateHandler := connect.NewUnaryHandler(
+		TemplateServiceDeleteTemplateProcedure,
+		svc.DeleteTemplate,
+		connect.WithSchema(templateServiceMethods.ByName("DeleteTemplate")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/warren.v1.TemplateService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case TemplateServicePutTemplateProcedure:
+			templateServicePutTemplateHandler.ServeHTTP(w, r)
+		case TemplateServiceGetTemplateProcedure:
+			templateServiceGetTemplateHandler.ServeHTTP(w, r)
+		case TemplateServiceListTemplatesProcedure:
+			templateServiceListTemplatesHandler.ServeHTTP(w, r)
+		case TemplateServiceDeleteTemplateProcedure:
+			templateServiceDeleteTemplateHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedTemplateServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedTemplateServiceHandler struct{}
+
+func (UnimplementedTemplateServiceHandler) PutTemplate(context.Context, *connect.Request[v1.PutTemplateRequest]) (*connect.Response[v1.PutTemplateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.TemplateService.PutTemplate is not implemented"))
+}
+
+func (UnimplementedTemplateServiceHandler) GetTemplate(context.Context, *connect.Request[v1.GetTemplateRequest]) (*connect.Response[v1.GetTemplateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.TemplateService.GetTemplate is not implemented"))
+}
+
+func (UnimplementedTemplateServiceHandler) ListTemplates(context.Context, *connect.Request[v1.ListTemplatesRequest]) (*connect.Response[v1.ListTemplatesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.TemplateService.ListTemplates is not implemented"))
+}
+
+func (UnimplementedTemplateServiceHandler) DeleteTemplate(context.Context, *connect.Request[v1.DeleteTemplateRequest]) (*connect.Response[v1.DeleteTemplateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.TemplateService.DeleteTemplate is not implemented"))
 }
 
 // WorkspaceServiceClient is a client for the warren.v1.WorkspaceService service.
@@ -1104,6 +1599,160 @@ func (UnimplementedImageServiceHandler) GetImage(context.Context, *connect.Reque
 
 func (UnimplementedImageServiceHandler) DeleteImage(context.Context, *connect.Request[v1.DeleteImageRequest]) (*connect.Response[v1.DeleteImageResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.ImageService.DeleteImage is not implemented"))
+}
+
+// PolicyServiceClient is a client for the warren.v1.PolicyService service.
+type PolicyServiceClient interface {
+	// ListPolicies lists presets and files by name.
+	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
+	GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error)
+	// CheckPolicy reads a policy, looks for what is doubtful in it and runs its tests. It changes nothing.
+	CheckPolicy(context.Context, *connect.Request[v1.CheckPolicyRequest]) (*connect.Response[v1.CheckPolicyResponse], error)
+	// ExplainPolicy says how a policy decides on something, rule by rule.
+	ExplainPolicy(context.Context, *connect.Request[v1.ExplainPolicyRequest]) (*connect.Response[v1.ExplainPolicyResponse], error)
+}
+
+// NewPolicyServiceClient constructs a client for the warren.v1.PolicyService service. By default,
+// it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and
+// sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC()
+// or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewPolicyServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) PolicyServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	policyServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("PolicyService").Methods()
+	return &policyServiceClient{
+		listPolicies: connect.NewClient[v1.ListPoliciesRequest, v1.ListPoliciesResponse](
+			httpClient,
+			baseURL+PolicyServiceListPoliciesProcedure,
+			connect.WithSchema(policyServiceMethods.ByName("ListPolicies")),
+			connect.WithClientOptions(opts...),
+		),
+		getPolicy: connect.NewClient[v1.GetPolicyRequest, v1.GetPolicyResponse](
+			httpClient,
+			baseURL+PolicyServiceGetPolicyProcedure,
+			connect.WithSchema(policyServiceMethods.ByName("GetPolicy")),
+			connect.WithClientOptions(opts...),
+		),
+		checkPolicy: connect.NewClient[v1.CheckPolicyRequest, v1.CheckPolicyResponse](
+			httpClient,
+			baseURL+PolicyServiceCheckPolicyProcedure,
+			connect.WithSchema(policyServiceMethods.ByName("CheckPolicy")),
+			connect.WithClientOptions(opts...),
+		),
+		explainPolicy: connect.NewClient[v1.ExplainPolicyRequest, v1.ExplainPolicyResponse](
+			httpClient,
+			baseURL+PolicyServiceExplainPolicyProcedure,
+			connect.WithSchema(policyServiceMethods.ByName("ExplainPolicy")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// policyServiceClient implements PolicyServiceClient.
+type policyServiceClient struct {
+	listPolicies  *connect.Client[v1.ListPoliciesRequest, v1.ListPoliciesResponse]
+	getPolicy     *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
+	checkPolicy   *connect.Client[v1.CheckPolicyRequest, v1.CheckPolicyResponse]
+	explainPolicy *connect.Client[v1.ExplainPolicyRequest, v1.ExplainPolicyResponse]
+}
+
+// ListPolicies calls warren.v1.PolicyService.ListPolicies.
+func (c *policyServiceClient) ListPolicies(ctx context.Context, req *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error) {
+	return c.listPolicies.CallUnary(ctx, req)
+}
+
+// GetPolicy calls warren.v1.PolicyService.GetPolicy.
+func (c *policyServiceClient) GetPolicy(ctx context.Context, req *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error) {
+	return c.getPolicy.CallUnary(ctx, req)
+}
+
+// CheckPolicy calls warren.v1.PolicyService.CheckPolicy.
+func (c *policyServiceClient) CheckPolicy(ctx context.Context, req *connect.Request[v1.CheckPolicyRequest]) (*connect.Response[v1.CheckPolicyResponse], error) {
+	return c.checkPolicy.CallUnary(ctx, req)
+}
+
+// ExplainPolicy calls warren.v1.PolicyService.ExplainPolicy.
+func (c *policyServiceClient) ExplainPolicy(ctx context.Context, req *connect.Request[v1.ExplainPolicyRequest]) (*connect.Response[v1.ExplainPolicyResponse], error) {
+	return c.explainPolicy.CallUnary(ctx, req)
+}
+
+// PolicyServiceHandler is an implementation of the warren.v1.PolicyService service.
+type PolicyServiceHandler interface {
+	// ListPolicies lists presets and files by name.
+	ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error)
+	GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error)
+	// CheckPolicy reads a policy, looks for what is doubtful in it and runs its tests. It changes nothing.
+	CheckPolicy(context.Context, *connect.Request[v1.CheckPolicyRequest]) (*connect.Response[v1.CheckPolicyResponse], error)
+	// ExplainPolicy says how a policy decides on something, rule by rule.
+	ExplainPolicy(context.Context, *connect.Request[v1.ExplainPolicyRequest]) (*connect.Response[v1.ExplainPolicyResponse], error)
+}
+
+// NewPolicyServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewPolicyServiceHandler(svc PolicyServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	policyServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("PolicyService").Methods()
+	policyServiceListPoliciesHandler := connect.NewUnaryHandler(
+		PolicyServiceListPoliciesProcedure,
+		svc.ListPolicies,
+		connect.WithSchema(policyServiceMethods.ByName("ListPolicies")),
+		connect.WithHandlerOptions(opts...),
+	)
+	policyServiceGetPolicyHandler := connect.NewUnaryHandler(
+		PolicyServiceGetPolicyProcedure,
+		svc.GetPolicy,
+		connect.WithSchema(policyServiceMethods.ByName("GetPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
+	policyServiceCheckPolicyHandler := connect.NewUnaryHandler(
+		PolicyServiceCheckPolicyProcedure,
+		svc.CheckPolicy,
+		connect.WithSchema(policyServiceMethods.ByName("CheckPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
+	policyServiceExplainPolicyHandler := connect.NewUnaryHandler(
+		PolicyServiceExplainPolicyProcedure,
+		svc.ExplainPolicy,
+		connect.WithSchema(policyServiceMethods.ByName("ExplainPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/warren.v1.PolicyService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case PolicyServiceListPoliciesProcedure:
+			policyServiceListPoliciesHandler.ServeHTTP(w, r)
+		case PolicyServiceGetPolicyProcedure:
+			policyServiceGetPolicyHandler.ServeHTTP(w, r)
+		case PolicyServiceCheckPolicyProcedure:
+			policyServiceCheckPolicyHandler.ServeHTTP(w, r)
+		case PolicyServiceExplainPolicyProcedure:
+			policyServiceExplainPolicyHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedPolicyServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedPolicyServiceHandler struct{}
+
+func (UnimplementedPolicyServiceHandler) ListPolicies(context.Context, *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.PolicyService.ListPolicies is not implemented"))
+}
+
+func (UnimplementedPolicyServiceHandler) GetPolicy(context.Context, *connect.Request[v1.GetPolicyRequest]) (*connect.Response[v1.GetPolicyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.PolicyService.GetPolicy is not implemented"))
+}
+
+func (UnimplementedPolicyServiceHandler) CheckPolicy(context.Context, *connect.Request[v1.CheckPolicyRequest]) (*connect.Response[v1.CheckPolicyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.PolicyService.CheckPolicy is not implemented"))
+}
+
+func (UnimplementedPolicyServiceHandler) ExplainPolicy(context.Context, *connect.Request[v1.ExplainPolicyRequest]) (*connect.Response[v1.ExplainPolicyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.PolicyService.ExplainPolicy is not implemented"))
 }
 
 // SystemServiceClient is a client for the warren.v1.SystemService service.

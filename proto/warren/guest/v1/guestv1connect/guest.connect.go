@@ -61,6 +61,18 @@ const (
 	GuestServiceListSessionsProcedure = "/warren.guest.v1.GuestService/ListSessions"
 	// GuestServiceWatchPortsProcedure is the fully-qualified name of the GuestService's WatchPorts RPC.
 	GuestServiceWatchPortsProcedure = "/warren.guest.v1.GuestService/WatchPorts"
+	// GuestServiceWatchLifecycleProcedure is the fully-qualified name of the GuestService's
+	// WatchLifecycle RPC.
+	GuestServiceWatchLifecycleProcedure = "/warren.guest.v1.GuestService/WatchLifecycle"
+	// GuestServicePutServicesProcedure is the fully-qualified name of the GuestService's PutServices
+	// RPC.
+	GuestServicePutServicesProcedure = "/warren.guest.v1.GuestService/PutServices"
+	// GuestServiceListServicesProcedure is the fully-qualified name of the GuestService's ListServices
+	// RPC.
+	GuestServiceListServicesProcedure = "/warren.guest.v1.GuestService/ListServices"
+	// GuestServiceControlServiceProcedure is the fully-qualified name of the GuestService's
+	// ControlService RPC.
+	GuestServiceControlServiceProcedure = "/warren.guest.v1.GuestService/ControlService"
 )
 
 // GuestServiceClient is a client for the warren.guest.v1.GuestService service.
@@ -86,6 +98,17 @@ type GuestServiceClient interface {
 	ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error)
 	// WatchPorts first returns the TCP ports that listen now, then those that open and close.
 	WatchPorts(context.Context, *connect.Request[v1.WatchPortsRequest]) (*connect.ServerStreamForClient[v1.WatchPortsResponse], error)
+	// WatchLifecycle first returns the last event in the life of the sandbox, then each that happens: its start, its
+	// resume, its rollback, and in the child its fork. Connections from outside end at such events, so a client
+	// there asks again and compares generations.
+	WatchLifecycle(context.Context, *connect.Request[v1.WatchLifecycleRequest]) (*connect.ServerStreamForClient[v1.WatchLifecycleResponse], error)
+	// PutServices makes the services of the sandbox those of the request: one that is in it unchanged goes on, a changed one
+	// is started anew, one that is not in it is stopped and forgotten.
+	PutServices(context.Context, *connect.Request[v1.PutServicesRequest]) (*connect.Response[v1.PutServicesResponse], error)
+	// ListServices returns the services by name.
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	// ControlService stops or starts one service.
+	ControlService(context.Context, *connect.Request[v1.ControlServiceRequest]) (*connect.Response[v1.ControlServiceResponse], error)
 }
 
 // NewGuestServiceClient constructs a client for the warren.guest.v1.GuestService service. By
@@ -159,21 +182,49 @@ func NewGuestServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(guestServiceMethods.ByName("WatchPorts")),
 			connect.WithClientOptions(opts...),
 		),
+		watchLifecycle: connect.NewClient[v1.WatchLifecycleRequest, v1.WatchLifecycleResponse](
+			httpClient,
+			baseURL+GuestServiceWatchLifecycleProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("WatchLifecycle")),
+			connect.WithClientOptions(opts...),
+		),
+		putServices: connect.NewClient[v1.PutServicesRequest, v1.PutServicesResponse](
+			httpClient,
+			baseURL+GuestServicePutServicesProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("PutServices")),
+			connect.WithClientOptions(opts...),
+		),
+		listServices: connect.NewClient[v1.ListServicesRequest, v1.ListServicesResponse](
+			httpClient,
+			baseURL+GuestServiceListServicesProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("ListServices")),
+			connect.WithClientOptions(opts...),
+		),
+		controlService: connect.NewClient[v1.ControlServiceRequest, v1.ControlServiceResponse](
+			httpClient,
+			baseURL+GuestServiceControlServiceProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("ControlService")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // guestServiceClient implements GuestServiceClient.
 type guestServiceClient struct {
-	attach        *connect.Client[v1.AttachRequest, v1.AttachResponse]
-	listProcesses *connect.Client[v1.ListProcessesRequest, v1.ListProcessesResponse]
-	signal        *connect.Client[v1.SignalRequest, v1.SignalResponse]
-	search        *connect.Client[v1.SearchRequest, v1.SearchResponse]
-	replace       *connect.Client[v1.ReplaceRequest, v1.ReplaceResponse]
-	openSession   *connect.Client[v1.OpenSessionRequest, v1.OpenSessionResponse]
-	runInSession  *connect.Client[v1.RunInSessionRequest, v1.RunInSessionResponse]
-	closeSession  *connect.Client[v1.CloseSessionRequest, v1.CloseSessionResponse]
-	listSessions  *connect.Client[v1.ListSessionsRequest, v1.ListSessionsResponse]
-	watchPorts    *connect.Client[v1.WatchPortsRequest, v1.WatchPortsResponse]
+	attach         *connect.Client[v1.AttachRequest, v1.AttachResponse]
+	listProcesses  *connect.Client[v1.ListProcessesRequest, v1.ListProcessesResponse]
+	signal         *connect.Client[v1.SignalRequest, v1.SignalResponse]
+	search         *connect.Client[v1.SearchRequest, v1.SearchResponse]
+	replace        *connect.Client[v1.ReplaceRequest, v1.ReplaceResponse]
+	openSession    *connect.Client[v1.OpenSessionRequest, v1.OpenSessionResponse]
+	runInSession   *connect.Client[v1.RunInSessionRequest, v1.RunInSessionResponse]
+	closeSession   *connect.Client[v1.CloseSessionRequest, v1.CloseSessionResponse]
+	listSessions   *connect.Client[v1.ListSessionsRequest, v1.ListSessionsResponse]
+	watchPorts     *connect.Client[v1.WatchPortsRequest, v1.WatchPortsResponse]
+	watchLifecycle *connect.Client[v1.WatchLifecycleRequest, v1.WatchLifecycleResponse]
+	putServices    *connect.Client[v1.PutServicesRequest, v1.PutServicesResponse]
+	listServices   *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
+	controlService *connect.Client[v1.ControlServiceRequest, v1.ControlServiceResponse]
 }
 
 // Attach calls warren.guest.v1.GuestService.Attach.
@@ -226,6 +277,26 @@ func (c *guestServiceClient) WatchPorts(ctx context.Context, req *connect.Reques
 	return c.watchPorts.CallServerStream(ctx, req)
 }
 
+// WatchLifecycle calls warren.guest.v1.GuestService.WatchLifecycle.
+func (c *guestServiceClient) WatchLifecycle(ctx context.Context, req *connect.Request[v1.WatchLifecycleRequest]) (*connect.ServerStreamForClient[v1.WatchLifecycleResponse], error) {
+	return c.watchLifecycle.CallServerStream(ctx, req)
+}
+
+// PutServices calls warren.guest.v1.GuestService.PutServices.
+func (c *guestServiceClient) PutServices(ctx context.Context, req *connect.Request[v1.PutServicesRequest]) (*connect.Response[v1.PutServicesResponse], error) {
+	return c.putServices.CallUnary(ctx, req)
+}
+
+// ListServices calls warren.guest.v1.GuestService.ListServices.
+func (c *guestServiceClient) ListServices(ctx context.Context, req *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return c.listServices.CallUnary(ctx, req)
+}
+
+// ControlService calls warren.guest.v1.GuestService.ControlService.
+func (c *guestServiceClient) ControlService(ctx context.Context, req *connect.Request[v1.ControlServiceRequest]) (*connect.Response[v1.ControlServiceResponse], error) {
+	return c.controlService.CallUnary(ctx, req)
+}
+
 // GuestServiceHandler is an implementation of the warren.guest.v1.GuestService service.
 type GuestServiceHandler interface {
 	// Attach replays the output of a process from a sequence number on, then follows it. A process that
@@ -249,6 +320,17 @@ type GuestServiceHandler interface {
 	ListSessions(context.Context, *connect.Request[v1.ListSessionsRequest]) (*connect.Response[v1.ListSessionsResponse], error)
 	// WatchPorts first returns the TCP ports that listen now, then those that open and close.
 	WatchPorts(context.Context, *connect.Request[v1.WatchPortsRequest], *connect.ServerStream[v1.WatchPortsResponse]) error
+	// WatchLifecycle first returns the last event in the life of the sandbox, then each that happens: its start, its
+	// resume, its rollback, and in the child its fork. Connections from outside end at such events, so a client
+	// there asks again and compares generations.
+	WatchLifecycle(context.Context, *connect.Request[v1.WatchLifecycleRequest], *connect.ServerStream[v1.WatchLifecycleResponse]) error
+	// PutServices makes the services of the sandbox those of the request: one that is in it unchanged goes on, a changed one
+	// is started anew, one that is not in it is stopped and forgotten.
+	PutServices(context.Context, *connect.Request[v1.PutServicesRequest]) (*connect.Response[v1.PutServicesResponse], error)
+	// ListServices returns the services by name.
+	ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error)
+	// ControlService stops or starts one service.
+	ControlService(context.Context, *connect.Request[v1.ControlServiceRequest]) (*connect.Response[v1.ControlServiceResponse], error)
 }
 
 // NewGuestServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -318,6 +400,30 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(guestServiceMethods.ByName("WatchPorts")),
 		connect.WithHandlerOptions(opts...),
 	)
+	guestServiceWatchLifecycleHandler := connect.NewServerStreamHandler(
+		GuestServiceWatchLifecycleProcedure,
+		svc.WatchLifecycle,
+		connect.WithSchema(guestServiceMethods.ByName("WatchLifecycle")),
+		connect.WithHandlerOptions(opts...),
+	)
+	guestServicePutServicesHandler := connect.NewUnaryHandler(
+		GuestServicePutServicesProcedure,
+		svc.PutServices,
+		connect.WithSchema(guestServiceMethods.ByName("PutServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	guestServiceListServicesHandler := connect.NewUnaryHandler(
+		GuestServiceListServicesProcedure,
+		svc.ListServices,
+		connect.WithSchema(guestServiceMethods.ByName("ListServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	guestServiceControlServiceHandler := connect.NewUnaryHandler(
+		GuestServiceControlServiceProcedure,
+		svc.ControlService,
+		connect.WithSchema(guestServiceMethods.ByName("ControlService")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/warren.guest.v1.GuestService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case GuestServiceAttachProcedure:
@@ -340,6 +446,14 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 			guestServiceListSessionsHandler.ServeHTTP(w, r)
 		case GuestServiceWatchPortsProcedure:
 			guestServiceWatchPortsHandler.ServeHTTP(w, r)
+		case GuestServiceWatchLifecycleProcedure:
+			guestServiceWatchLifecycleHandler.ServeHTTP(w, r)
+		case GuestServicePutServicesProcedure:
+			guestServicePutServicesHandler.ServeHTTP(w, r)
+		case GuestServiceListServicesProcedure:
+			guestServiceListServicesHandler.ServeHTTP(w, r)
+		case GuestServiceControlServiceProcedure:
+			guestServiceControlServiceHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -387,4 +501,20 @@ func (UnimplementedGuestServiceHandler) ListSessions(context.Context, *connect.R
 
 func (UnimplementedGuestServiceHandler) WatchPorts(context.Context, *connect.Request[v1.WatchPortsRequest], *connect.ServerStream[v1.WatchPortsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("warren.guest.v1.GuestService.WatchPorts is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) WatchLifecycle(context.Context, *connect.Request[v1.WatchLifecycleRequest], *connect.ServerStream[v1.WatchLifecycleResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("warren.guest.v1.GuestService.WatchLifecycle is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) PutServices(context.Context, *connect.Request[v1.PutServicesRequest]) (*connect.Response[v1.PutServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.guest.v1.GuestService.PutServices is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) ListServices(context.Context, *connect.Request[v1.ListServicesRequest]) (*connect.Response[v1.ListServicesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.guest.v1.GuestService.ListServices is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) ControlService(context.Context, *connect.Request[v1.ControlServiceRequest]) (*connect.Response[v1.ControlServiceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.guest.v1.GuestService.ControlService is not implemented"))
 }

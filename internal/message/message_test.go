@@ -1,6 +1,6 @@
 //go:build linux
 
-package protocol
+package message
 
 import (
 	"io"
@@ -10,6 +10,11 @@ import (
 	"syscall"
 	"testing"
 )
+
+type request struct {
+	Op  string   `json:"op"`
+	Env []string `json:"env"`
+}
 
 func pair(t testing.TB) (a, b *net.UnixConn) {
 	t.Helper()
@@ -48,19 +53,19 @@ func TestFilesAndStream(t *testing.T) {
 	}
 	long := strings.Repeat("x", 1<<20) // more than a socket's buffer
 	go func() {
-		if err := Write(a, &Request{Op: OpCreate, Spec: &Spec{ID: "s", Env: []string{long}}}, files...); err != nil {
+		if err := Write(a, &request{Op: "create", Env: []string{long}}, files...); err != nil {
 			t.Error(err)
 		}
 		a.Write([]byte("stream"))
 		a.CloseWrite()
 	}()
-	var req Request
+	var req request
 	got, err := Read(b, &req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != MaxFiles || req.Spec.Env[0] != long {
-		t.Fatalf("%d files, environment of %d", len(got), len(req.Spec.Env[0]))
+	if len(got) != MaxFiles || req.Env[0] != long {
+		t.Fatalf("%d files, environment of %d", len(got), len(req.Env[0]))
 	}
 	if s, err := io.ReadAll(got[MaxFiles-1]); err != nil || string(s) != "passed on" {
 		t.Errorf("last file: %q, %v", s, err)
@@ -86,7 +91,7 @@ func FuzzRead(f *testing.F) {
 			a.Write(data)
 			a.Close()
 		}()
-		var req Request
+		var req request
 		files, err := Read(b, &req)
 		if err != nil && len(files) > 0 {
 			t.Error("files and an error")

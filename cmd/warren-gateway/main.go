@@ -1,0 +1,143 @@
+//go:build linux
+
+// Warren-gateway is the process in which every packet of every sandbox ends. The daemon starts it; it is not meant to be called by
+// people.
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/audit"
+	"github.com/warren-sandbox/warren/internal/companion"
+	"github.com/warren-sandbox/warren/internal/gateway"
+	"github.com/warren-sandbox/warren/internal/gateway/control"
+)
+
+// readyFD is where a gateway that starts says "ok" or why not.
+const readyFD = 3
+
+func main() { os.Exit(run(os.Args[1:], os.Stderr)) }
+
+func run(args []string, stderr io.Writer) int {
+	fs := flag.NewFlagSet("warren-gateway", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	dir := fs.String("dir", "", "`directory` of the socket and the log")
+	state := fs.String("state", "", "`directory` of what is kept: certificate authority and evidence")
+	resolver := fs.String("resolver", "", "`address` of the name server that is asked, instead of the host's")
+	roots := fs.String("roots", "", "`file` of certificates to trust besides the host's")
+	idle := fs.Duration("idle", 3*time.Second, "how long to stay with no sandbox and no daemon")
+	if err := fs.Parse(args); err != nil {
+		return 2
+	}
+	if *dir == "" || *state == "" {
+		fmt.Fprintln(stderr, "warren-gateway: started by warren; -dir and -state are needed")
+		return 2
+	}
+	ready := os.NewFile(readyFD, "ready")
+	unix.CloseOnExec(readyFD)
+	fail := func(err error) int {
+		fmt.Fprintf(ready, "%v\n", err)
+		fmt.Fprintf(stderr, "warren-gateway: %v\n", err)
+		return 1
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	// No core file of this process may hold what it knows.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fail(err)
+	}
+	l, lock, err := companion.Become(*dir, control.Name)
+	if err != nil {
+		return fail(err)
+	}
+	defer lock.Close()
+	authority, err := gateway.OpenAuthority(filepath.Join(*state, "authority"))
+	if err != nil {
+		return fail(err)
+	}
+	build, err := companion.BuildID("/proc/self/exe")
+	if err != nil {
+		return fail(err)
+	}
+	evidence, err := openEvidence(filepath.Join(*state, "events"), log)
+	if err != nil {
+		return fail(fmt.Errorf("the record of flows: %w", err))
+	}
+	defer evidence.Close()
+	opts := gateway.Options{Authority: authority, Evidence: gateway.Record(evidence), Logger: log}
+	if *resolver != "" {
+		opts.Resolver = &net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, network, *resolver)
+		}}
+	}
+	if *roots != "" {
+		if opts.Roots, err = trusted(*roots); err != nil {
+			return fail(err)
+		}
+	}
+	g := gateway.New(opts)
+	s := gateway.NewServer(g, l, build, *idle, log)
+	signal.Ignore(unix.SIGHUP, unix.SIGPIPE)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
+	go func() {
+		<-stop
+		s.Retire()
+	}()
+	io.WriteString(ready, "ok\n")
+	ready.Close()
+	s.Serve()
+	return 0
+}
+
+// trusted returns the host's certificates and those of a file.
+func trusted(file string) (*x509.CertPool, error) {
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if !pool.AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("%s has no certificate in PEM form", file)
+	}
+	return pool, nil
+}
+
+// openEvidence opens the record of flows. One that was tampered with is kept aside as it is, and the next says so first: sandboxes need not
+// lose their network for it.
+func openEvidence(dir string, log *slog.Logger) (*audit.Log, error) {
+	l, err := audit.Open(dir, audit.Options{})
+	var bad *audit.Bad
+	if !errors.As(err, &bad) {
+		return l, err
+	}
+	aside := dir + "-damaged-" + time.Now().UTC().Format("20060102T150405.000")
+	log.Error("the record of flows is damaged; it is kept aside", "error", bad, "directory", filepath.Base(aside))
+	if err := os.Rename(dir, aside); err != nil {
+		return nil, err
+	}
+	if l, err = audit.Open(dir, audit.Options{}); err != nil {
+		return nil, err
+	}
+	_, err = l.Append(context.Background(), audit.Record{Actor: "gateway", Action: "audit.damaged", Message: bad.Error(), Fields: map[string]string{"kept": filepath.Base(aside)}, Durable: true})
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/engine"
+	"github.com/warren-sandbox/warren/internal/gateway/control"
+)
+
+// network is the engine's gateway: a process of its own, which is found or started when the first card is asked for.
+type network struct {
+	opts control.Options
+	// lost is called when the gateway has been started anew.
+	lost atomic.Pointer[func()]
+
+	mu     sync.Mutex
+	c      *control.Client
+	closed bool
+}
+
+// network returns the gateway of the data directory.
+func (d *daemon) network() (*network, error) {
+	path, err := findProgram("warren-gateway", "WARREN_GATEWAY")
+	if err != nil {
+		return nil, err
+	}
+	n := &network{opts: control.Options{
+		Dir: filepath.Join(d.cfg.DataDir, "run", "gateway"), StateDir: filepath.Join(d.cfg.DataDir, "gateway"), Path: path,
+		Resolver: d.cfg.Gateway.Resolver, Roots: d.cfg.Gateway.Roots, Logger: d.log.With("part", "gateway"),
+	}}
+	n.opts.Lost = func() {
+		if f := n.lost.Load(); f != nil {
+			(*f)()
+		}
+	}
+	d.onClose(n.close)
+	return n, nil
+}
+
+func (n *network) client(ctx context.Context) (*control.Client, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, fmt.Errorf("the server is stopping: %w", warren.ErrUnavailable)
+	}
+	if n.c == nil {
+		c, err := control.Open(ctx, n.opts)
+		if err != nil {
+			return nil, err
+		}
+		n.c = c
+	}
+	return n.c, nil
+}
+
+// close lets go of the gateway, and ends it if it has nothing to do.
+func (n *network) close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	if n.c == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if list, err := n.c.List(ctx); err == nil && len(list) == 0 {
+		return n.c.Retire(ctx)
+	}
+	return n.c.Close()
+}
+
+// kind gives the gateway's errors those of the API.
+func kind(err error) error {
+	switch {
+	case errors.Is(err, control.ErrNotFound):
+		return fmt.Errorf("%w: %w", err, warren.ErrNotFound)
+	case errors.Is(err, control.ErrInvalid):
+		return fmt.Errorf("%w: %w", err, warren.ErrInvalid)
+	case err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", err, warren.ErrUnavailable)
+	}
+	return err
+}
+
+func policyOf(p engine.NetworkPolicy) control.Policy { return control.Policy(p) }
+
+func (n *network) Attach(ctx context.Context, id warren.SandboxID, p engine.NetworkPolicy, from warren.SandboxID) (*driver.Card, error) {
+	c, err := n.client(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	card, inside, outside, err := c.Attach(ctx, string(id), policyOf(p), string(from))
+	if err != nil {
+		return nil, kind(err)
+	}
+	return &driver.Card{Inside: inside, Outside: outside, MTU: card.MTU, Addrs: card.Addrs, DNS: card.DNS}, nil
+}
+
+func (n *network) Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p engine.NetworkPolicy) error {
+	c, err := n.client(ctx)
+	if err == nil {
+		err = c.Adopt(ctx, string(id), outside, policyOf(p))
+	}
+	return kind(err)
+}
+
+func (n *network) Detach(ctx context.Context, id warren.SandboxID) error {
+	c, err := n.client(ctx)
+	if err == nil {
+		err = c.Detach(ctx, string(id))
+	}
+	return kind(err)
+}
+
+func (n *network) SetPolicy(ctx context.Context, id warren.SandboxID, p engine.NetworkPolicy) error {
+	c, err := n.client(ctx)
+	if err == nil {
+		err = c.SetPolicy(ctx, string(id), policyOf(p))
+	}
+	return kind(err)
+}
+
+func (n *network) Attached(ctx context.Context) (map[warren.SandboxID]string, error) {
+	c, err := n.client(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	list, err := c.List(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	m := make(map[warren.SandboxID]string, len(list))
+	for _, a := range list {
+		m[warren.SandboxID(a.ID)] = a.Policy
+	}
+	return m, nil
+}
+
+func (n *network) Card(ctx context.Context, id warren.SandboxID) (*os.File, error) {
+	c, err := n.client(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	f, err := c.Card(ctx, string(id))
+	return f, kind(err)
+}
+
+func (n *network) Authority() []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.c == nil {
+		return nil
+	}
+	return n.c.Authority()
+}

@@ -1,0 +1,162 @@
+//go:build linux
+
+package keeper
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/yamux"
+)
+
+// guestEnds returns a line and the guest's ends of it.
+func guestEnds(t *testing.T) (l *line, channel, control *net.UnixConn) {
+	t.Helper()
+	l, err := newLine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.close)
+	var conns []*net.UnixConn
+	for _, fd := range []int{channelFD, controlFD} {
+		c, err := net.FileConn(l.theirs()[fd])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		conns = append(conns, c.(*net.UnixConn))
+	}
+	l.theirChannel.Close()
+	l.theirCtrl.Close()
+	return l, conns[0], conns[1]
+}
+
+// TestRenewHostile begins a channel anew with guests that answer wrongly, not at all or without end.
+func TestRenewHostile(t *testing.T) {
+	for name, c := range map[string]struct {
+		guest func(channel, control *net.UnixConn)
+		want  string
+	}{
+		"another answer": {func(_, control *net.UnixConn) {
+			control.Read(make([]byte, renewalSize))
+			control.Write(make([]byte, renewalSize))
+		}, "something else"},
+		"too long an answer": {func(_, control *net.UnixConn) {
+			b := make([]byte, 100*renewalSize)
+			control.Read(b)
+			control.Write(b)
+		}, "something else"},
+		"the end": {func(_, control *net.UnixConn) { control.Close() }, ""},
+		"the end of the channel": {func(channel, control *net.UnixConn) {
+			b := make([]byte, renewalSize)
+			control.Read(b)
+			channel.Close()
+			control.Write(b)
+		}, "EOF"},
+		"noise without end": {func(channel, control *net.UnixConn) {
+			b := make([]byte, renewalSize)
+			control.Read(b)
+			go io.Copy(channel, zeroes{})
+			go io.Copy(channel, zeroes{})
+			control.Write(b)
+		}, "without end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, channel, control := guestEnds(t)
+			go c.guest(channel, control)
+			ch, err := renew(l.takeHost(), l.takeControl())
+			if ch != nil {
+				ch.session.Close()
+			}
+			if name == "noise without end" && err == nil {
+				return // a guest that was slower than the keeper; its noise is no channel
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want an error with %q", err, c.want)
+			}
+		})
+	}
+}
+
+type zeroes struct{}
+
+func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestRenewLeftOver begins a channel anew after a session that has left half a frame.
+func TestRenewLeftOver(t *testing.T) {
+	l, channel, control := guestEnds(t)
+	go func() {
+		b := make([]byte, renewalSize)
+		control.Read(b)
+		channel.Write(bytes.Repeat([]byte{0xff}, 100_000))
+		control.Write(b)
+		s, err := yamux.Server(channel, yamux.DefaultConfig())
+		if err != nil {
+			return
+		}
+		if st, err := s.AcceptStream(); err == nil {
+			io.ReadFull(st, make([]byte, 4))
+			st.Write([]byte{dialConnected})
+		}
+	}()
+	ch, err := renew(l.takeHost(), l.takeControl())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ch.session.Close()
+	if _, err := ch.dial(80, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPlacePassed starts a process as gVisor starts its own, with the descriptors for the guest in either order.
+func TestPlacePassed(t *testing.T) {
+	if os.Getenv("KEEPER_TEST_PLACE") != "" {
+		args, err := placePassed(os.Args)
+		if err != nil {
+			os.Stdout.WriteString(err.Error())
+			os.Exit(1)
+		}
+		again, err := placePassed(args)
+		if err != nil || !slices.Equal(args, again) {
+			os.Stdout.WriteString("placed twice, the arguments differ\n")
+		}
+		for _, fd := range []int{firstPassed + 3, firstPassed + 4} {
+			b, _ := io.ReadAll(os.NewFile(uintptr(fd), "passed"))
+			os.Stdout.Write(b)
+		}
+		os.Stdout.WriteString(strings.Join(args[3:], " "))
+		os.Exit(0)
+	}
+	for _, order := range [][2]string{{"3", "4"}, {"4", "3"}} {
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestPlacePassed$", "--", "--pass-fd=3:"+order[0], "--pass-fd=4:"+order[1], "id")
+		cmd.Env = append(os.Environ(), "KEEPER_TEST_PLACE=1")
+		for _, content := range order {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.WriteString("for " + content + "\n")
+			w.Close()
+			defer r.Close()
+			cmd.ExtraFiles = append(cmd.ExtraFiles, r)
+		}
+		out, err := cmd.Output()
+		want := "for 3\nfor 4\n--pass-fd=243:" + order[0] + " --pass-fd=244:" + order[1] + " id"
+		if order[0] == "4" {
+			want = "for 3\nfor 4\n--pass-fd=244:4 --pass-fd=243:3 id"
+		}
+		if err != nil || string(out) != want {
+			t.Errorf("order %v: %q, %v\nwant %q", order, out, err, want)
+		}
+	}
+	if _, err := placePassed([]string{"--pass-fd=x"}); err == nil {
+		t.Error("nonsense is taken")
+	}
+}

@@ -1,0 +1,308 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// The places at which the crash suite ends the process during a fork, in order.
+var (
+	fpForkTaken   = failpoint.New("engine.fork.taken")
+	fpForkMade    = failpoint.New("engine.fork.made")
+	fpForkDropped = failpoint.New("engine.fork.dropped")
+)
+
+// maxFork is how many children one fork makes at most.
+const maxFork = 1000
+
+// origin is the snapshot that a create goes on from.
+type origin struct {
+	snap *snapshot
+	// source is the sandbox that is forked, "" for a create from a snapshot; adopt takes the snapshot's files for the child's
+	// own, after which they are gone.
+	source warren.SandboxID
+	adopt  bool
+	// operator says with whose rights the mounts were allowed.
+	operator bool
+}
+
+// parent is the snapshot in whose place the child stands in the tree.
+func (o *origin) parent() warren.SnapshotID {
+	if o.snap.row.Transient {
+		return o.snap.row.ParentID
+	}
+	return o.snap.row.ID
+}
+
+// specOf returns the spec of a snapshot's sandbox.
+func (e *Engine) specOf(ctx context.Context, p *snapshot) (*storedSpec, error) {
+	b, err := e.store.SnapshotSpec(ctx, p.row.ID)
+	if err != nil {
+		return nil, err
+	}
+	var s storedSpec
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("the spec of snapshot %s is damaged (%v): %w", p.label(), err, warren.ErrState)
+	}
+	return &s, nil
+}
+
+// from fills a spec that names a snapshot with what that holds. What it asks for besides must be possible.
+func (e *Engine) from(p *snapshot, have *storedSpec, s *Spec) error {
+	same := func(field, asked, has string) error {
+		if asked == "" || asked == has {
+			return nil
+		}
+		return invalid(field, asked, fmt.Sprintf("snapshot %s has %s, and what is made of it goes on with that; leave it out", p.label(), quote(has)))
+	}
+	switch {
+	case s.Repo != nil:
+		return invalid("repo", s.Repo.URL, "a snapshot has a workspace of its own; give one of the two")
+	case s.WorkspaceID != "":
+		return invalid("workspace", s.WorkspaceID, "a snapshot has a workspace of its own; give one of the two")
+	case len(s.Mounts) > 0:
+		return invalid("mount", s.Mounts[0].Target, "what is made of a snapshot has the snapshot's mounts; leave it out")
+	case len(s.DriverOptions) > 0:
+		return invalid("driver options", strings.Join(sortedKeys(s.DriverOptions), " "), "what is made of a snapshot has the snapshot's; leave them out")
+	case s.Resources.DiskBytes != 0 && s.Resources.DiskBytes != p.row.Disk:
+		return same("disk", size(s.Resources.DiskBytes), size(p.row.Disk))
+	}
+	if err := same("image", s.Image, p.row.Image); err != nil {
+		return err
+	}
+	if err := same("driver", s.Driver, p.row.Driver); err != nil {
+		return err
+	}
+	fill := func(v *uint32, n uint32) {
+		if *v == 0 {
+			*v = n
+		}
+	}
+	s.Image, s.Driver = p.row.Image, p.row.Driver
+	s.DriverOptions, s.Mounts, s.Repo = have.DriverOptions, have.Mounts, have.Repo
+	s.Resources.DiskBytes = p.row.Disk
+	fill(&s.Resources.CPUMillis, p.row.CPUMillis)
+	fill(&s.Resources.PIDs, p.row.PIDs)
+	if s.Resources.MemoryBytes == 0 {
+		s.Resources.MemoryBytes = p.row.Memory
+	}
+	env := maps.Clone(have.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, s.Env)
+	s.Env = env
+	if s.Policy == "" {
+		s.Policy = have.Policy
+	}
+	if s.Restart == "" {
+		s.Restart = have.Restart
+	}
+	return nil
+}
+
+// Fork makes sandboxes that go on from where a running one is, which runs on. Each child gets a workspace, tokens and a
+// name of its own. It returns an error when there is no child; what became of each is in the result.
+func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress func(Progress)) (*ForkResult, error) {
+	if r.Count == 0 {
+		r.Count = 1
+	}
+	if r.Count < 0 || r.Count > maxFork {
+		return nil, invalid("count", fmt.Sprint(r.Count), fmt.Sprintf("want 1 to %d", maxFork))
+	}
+	names := make([]string, r.Count)
+	for i := range names {
+		if names[i] = r.Name; r.Name != "" && r.Count > 1 {
+			names[i] = fmt.Sprintf("%s-%d", r.Name, i+1)
+		}
+		if names[i] != "" {
+			if err := validName(names[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := errors.Join(checkEnv(r.Env), checkLabels(r.Labels)); err != nil {
+		return nil, err
+	}
+	var tellMu sync.Mutex
+	tell := func(p Progress) {
+		if progress != nil {
+			tellMu.Lock()
+			defer tellMu.Unlock()
+			progress(p)
+		}
+	}
+	e.mu.Lock()
+	sb, err := e.find(c, r.ID)
+	if err == nil {
+		err = e.forkable(c, sb, names)
+	}
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	e.wg.Add(1)
+	e.mu.Unlock()
+	defer e.wg.Done()
+	ctx, cancel := e.within(ctx)
+	defer cancel()
+	op, err := e.hold(ctx, sb, "fork", cancel)
+	if err != nil {
+		return nil, err
+	}
+	snap, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, transient: true, tell: tell})
+	if err != nil {
+		err = e.cut(ctx, "fork", sb, err)
+		e.finish(sb, op, err)
+		return nil, err
+	}
+	// The source is free again; the children are made of the snapshot.
+	e.mu.Lock()
+	op.cancel = nil
+	e.mu.Unlock()
+	e.finish(sb, op, nil)
+	defer func() {
+		e.mu.Lock()
+		snap.removing = true
+		e.mu.Unlock()
+		bg, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+		defer cancel()
+		if err := e.dropSnapshot(bg, snap, nil); err != nil {
+			e.log.Warn("snapshot of a fork not removed until the next start", "snapshot", snap.row.ID, "error", err)
+		}
+		fpForkDropped.Hit()
+	}()
+	if err := fpForkTaken.Hit(); err != nil {
+		return nil, err
+	}
+	return e.children(ctx, c, sb, snap, r, names, stopped, tell)
+}
+
+// forkable says why a sandbox cannot be forked, or its children not be made, before it is stopped for that. The caller holds mu.
+func (e *Engine) forkable(c Caller, sb *sandbox, names []string) error {
+	if e.closing {
+		return errClosing
+	}
+	switch s := sb.state(); {
+	case s == Failed || sb.row.Damaged != "":
+		return fmt.Errorf("%w; a sandbox without an execution cannot be forked, its workspace can be copied: `warren workspace cp %s`", failedError(sb), sb.row.WorkspaceID)
+	case s == Paused:
+		return fmt.Errorf("sandbox %s is paused, so it cannot be forked; `warren resume %s` first: %w", sb.label(), sb.label(), warren.ErrState)
+	case s == Deleting || s == Creating:
+		return fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
+	}
+	for _, name := range names {
+		if other := e.names[ownedName{c.User, name}]; name != "" && other != nil {
+			return nameTaken("sandbox", name, string(other.row.ID))
+		}
+	}
+	// The budgets are asked again for each child; this saves the work of a fork that cannot be.
+	l := sb.limits()
+	n := int64(len(names))
+	all := cost(driver.Limits{CPUMillis: l.CPUMillis, Memory: n * l.Memory, Disk: n * l.Disk}, true)
+	all.sandboxes, all.cpu = len(names), n*int64(l.CPUMillis)
+	if err := e.reserve(c.User, all); err != nil {
+		return err
+	}
+	e.unreserve(c.User, all)
+	return nil
+}
+
+// children makes the children of a fork, as many at a time as there are starts.
+func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snapshot, r ForkRequest, names []string, stopped time.Duration, tell func(Progress)) (*ForkResult, error) {
+	have, err := e.specOf(ctx, snap)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	row := sb.row
+	e.mu.Unlock()
+	res := &ForkResult{Children: make([]Forked, len(names)), Stopped: stopped, Kind: SnapshotKind(snap.row.Kind)}
+	make1 := func(i int, adopt bool) {
+		spec := Spec{
+			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: have.TTL,
+			IdleAction: IdleAction(row.IdleAction), NoAutoResume: row.NoAutoResume,
+			KeepWorkspace: have.KeepWorkspace, Restart: RestartPolicy(row.Restart),
+		}
+		if spec.Labels == nil {
+			spec.Labels = map[string]string{}
+		}
+		maps.Copy(spec.Labels, r.Labels)
+		if r.TTL != 0 {
+			spec.TTL = r.TTL
+		}
+		if r.IdleTimeout != 0 {
+			spec.IdleTimeout = r.IdleTimeout
+		}
+		err := e.from(snap, have, &spec)
+		if err == nil {
+			err = e.normal(c, &spec)
+		}
+		if err == nil {
+			f := &flight{listeners: []func(Progress){func(p Progress) {
+				if len(names) > 1 {
+					p.Step = fmt.Sprintf("child %d: %s", i+1, p.Step)
+				}
+				tell(p)
+			}}}
+			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: adopt, operator: have.Operator}}
+			res.Children[i].Sandbox, err = e.make(ctx, m)
+		}
+		res.Children[i].Err = err
+	}
+	// The last takes the files of the snapshot for its own, when the others have copied them.
+	var wg sync.WaitGroup
+	for i := range len(names) - 1 {
+		wg.Go(func() { make1(i, false) })
+	}
+	wg.Wait()
+	make1(len(names)-1, true)
+	if err := fpForkMade.Hit(); err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, ch := range res.Children {
+		if ch.Err != nil {
+			errs = append(errs, ch.Err)
+		}
+	}
+	made := len(names) - len(errs)
+	if len(errs) > 0 && (r.All || made == 0 || ctx.Err() != nil) {
+		for i := range res.Children {
+			if ch := &res.Children[i]; ch.Err == nil {
+				bg, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.DeleteTimeout)
+				if err := e.Delete(bg, c, DeleteRequest{ID: string(ch.Sandbox.ID), AllowMissing: true, DeleteWorkspace: true}); err != nil {
+					errs = append(errs, err)
+				}
+				cancel()
+			}
+		}
+		if made > 0 {
+			return nil, fmt.Errorf("%d of %d children failed, so none stays: %w", len(errs), len(names), errs[0])
+		}
+		return nil, errs[0]
+	}
+	ev := e.event(c.User, "sandbox.fork", &row, fmt.Sprintf("%d children, stood still for %s", made, stopped.Round(100*time.Microsecond)))
+	ids := make([]string, 0, made)
+	for _, ch := range res.Children {
+		if ch.Sandbox != nil {
+			ids = append(ids, string(ch.Sandbox.ID))
+		}
+	}
+	ev.Fields = map[string]string{"children": strings.Join(ids, " ")}
+	if err := e.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return tx.AppendEvent(ev) }); err != nil {
+		e.log.Warn("event of a fork not recorded", "sandbox", row.ID, "error", err)
+	}
+	return res, nil
+}

@@ -1,0 +1,647 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/policy"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// Network gives sandboxes their network cards. What serves the cards goes on while the engine is replaced.
+type Network interface {
+	// Attach makes a card for a sandbox and serves it under the policy, before it returns. One that it had before is gone then. With from,
+	// names have the addresses that they have for that sandbox.
+	Attach(ctx context.Context, id warren.SandboxID, p NetworkPolicy, from warren.SandboxID) (*driver.Card, error)
+	// Adopt serves a card by its outer end, which stays the caller's.
+	Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p NetworkPolicy) error
+	// Detach ends a sandbox's flows and lets go of its card, if it has one.
+	Detach(ctx context.Context, id warren.SandboxID) error
+	// SetPolicy changes the policy of a sandbox that has a card; what it does not allow has ended when it returns.
+	SetPolicy(ctx context.Context, id warren.SandboxID, p NetworkPolicy) error
+	// Attached returns the digest of the policy of each sandbox that has a card.
+	Attached(ctx context.Context) (map[warren.SandboxID]string, error)
+	// Card returns the outer end of a sandbox's card, which the caller closes.
+	Card(ctx context.Context, id warren.SandboxID) (*os.File, error)
+	// Authority is the certificate that sandboxes have to trust for inspected connections, in PEM form.
+	Authority() []byte
+}
+
+// NetworkPolicy is a policy as its author wrote it.
+type NetworkPolicy struct {
+	Name   string
+	Source []byte
+}
+
+// NoNetwork is the name of no policy, but of having no network card at all.
+const NoNetwork = "none"
+
+// maxPolicy bounds the file of a policy.
+const maxPolicy = 4 << 20
+
+var policyForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// reloadEvery is how often the files of policies in use are looked at. A file that is being written is taken when it has not changed between two
+// looks.
+const reloadEvery = 500 * time.Millisecond
+
+// PolicyInfo tells of a policy that there is.
+type PolicyInfo struct {
+	Name string
+	// Preset says that it comes with the program; Source is its text.
+	Preset bool
+	Source []byte
+	// Problem is why it cannot be used, or empty.
+	Problem string
+}
+
+// checkPolicy checks the policy of a spec, and fills in the default.
+func (e *Engine) checkPolicy(s *Spec, d driver.Driver) error {
+	_, can := driver.As[driver.Carder](d)
+	can = can && e.opts.Network != nil
+	switch {
+	case s.Policy == "" && can:
+		s.Policy = e.opts.DefaultPolicy
+	case s.Policy == "":
+		s.Policy = NoNetwork
+	case s.Policy != NoNetwork && !can:
+		return fmt.Errorf("policy %s: sandboxes of driver %s have no network beside their loopback; leave the policy out, or use a driver whose sandboxes can have a network card (%s): %w",
+			quote(s.Policy), s.Driver, e.carders(), errors.ErrUnsupported)
+	}
+	if s.Policy == NoNetwork {
+		return nil
+	}
+	p, err := e.loadPolicy(s.Policy)
+	if err != nil {
+		return err
+	}
+	if _, err := usable(p); err != nil {
+		return fmt.Errorf("policy %s cannot be used: %v; `warren policy check` explains: %w", quote(s.Policy), err, warren.ErrInvalid)
+	}
+	return nil
+}
+
+// usable reads a policy that sandboxes are to have.
+func usable(p NetworkPolicy) (*policy.Policy, error) {
+	parsed, err := policy.Parse(p.Name, p.Source)
+	if err == nil && len(parsed.Grants()) > 0 {
+		return nil, errors.New("it grants secrets, which this version does not have yet; take the part \"secrets\" out")
+	}
+	return parsed, err
+}
+
+// carders names the drivers whose sandboxes can have a network.
+func (e *Engine) carders() string {
+	var names []string
+	for _, name := range sortedKeys(e.opts.Drivers) {
+		if _, ok := driver.As[driver.Carder](e.opts.Drivers[name]); ok {
+			names = append(names, name)
+		}
+	}
+	if e.opts.Network == nil || len(names) == 0 {
+		return "this server has none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// loadPolicy reads a policy: its file if there is one, else the preset of that name.
+func (e *Engine) loadPolicy(name string) (NetworkPolicy, error) {
+	if !policyForm.MatchString(name) {
+		return NetworkPolicy{}, invalid("policy", name, "want 1 to 63 of a-z, 0-9 and -, not - first")
+	}
+	if e.opts.PolicyDir != "" {
+		source, err := readPolicy(filepath.Join(e.opts.PolicyDir, name+".yaml"))
+		if err == nil {
+			return NetworkPolicy{name, source}, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return NetworkPolicy{}, fmt.Errorf("policy %s cannot be read: %v: %w", quote(name), err, warren.ErrUnavailable)
+		}
+	}
+	if slices.Contains(policy.Presets(), name) {
+		return NetworkPolicy{name, []byte("extends: " + name + "\n")}, nil
+	}
+	return NetworkPolicy{}, fmt.Errorf("there is no policy %s; there are %s, and files NAME.yaml in the server's directory of policies: %w",
+		quote(name), strings.Join(policy.Presets(), ", "), warren.ErrNotFound)
+}
+
+func readPolicy(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, errors.New("it is no regular file")
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxPolicy+1))
+	if err == nil && len(b) > maxPolicy {
+		err = fmt.Errorf("it is larger than %s", size(maxPolicy))
+	}
+	return b, err
+}
+
+// Policies returns the policies that there are, presets first. Which there are is no secret among the users of a server.
+func (e *Engine) Policies() ([]PolicyInfo, error) {
+	names := slices.Clone(policy.Presets())
+	if e.opts.PolicyDir != "" {
+		files, err := os.ReadDir(e.opts.PolicyDir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, f := range files {
+			name, ok := strings.CutSuffix(f.Name(), ".yaml")
+			if ok && policyForm.MatchString(name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	list := make([]PolicyInfo, 0, len(names))
+	for _, name := range names {
+		list = append(list, e.policyInfo(name))
+	}
+	return list, nil
+}
+
+func (e *Engine) policyInfo(name string) PolicyInfo {
+	info := PolicyInfo{Name: name}
+	p, err := e.loadPolicy(name)
+	if err == nil {
+		info.Source = p.Source
+		info.Preset = string(p.Source) == "extends: "+name+"\n"
+		_, err = usable(p)
+	}
+	if err != nil {
+		info.Problem = err.Error()
+	}
+	return info
+}
+
+// Policy returns one policy.
+func (e *Engine) Policy(name string) (PolicyInfo, error) {
+	if _, err := e.loadPolicy(name); err != nil {
+		return PolicyInfo{}, err
+	}
+	return e.policyInfo(name), nil
+}
+
+// card makes the network card of an execution, which is served from then on, or returns nil for a sandbox that has none.
+func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) {
+	name := r.spec.Policy
+	if name == "" || name == NoNetwork {
+		return nil, nil
+	}
+	if e.opts.Network == nil {
+		return nil, fmt.Errorf("the sandbox has policy %s, and this server has no gateway: %w", quote(name), warren.ErrUnavailable)
+	}
+	p := e.effective(r.row.ID, name)
+	e.mu.Lock()
+	if sb := e.boxes[r.row.ID]; sb != nil {
+		sb.policy = name
+	}
+	e.mu.Unlock()
+	c, err := e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
+	if err != nil {
+		return nil, fmt.Errorf("the gateway gives the sandbox no network card: %w", err)
+	}
+	return c, nil
+}
+
+// effective returns a policy by its name. In place of one that cannot be used it returns the preset that allows nothing.
+func (e *Engine) effective(id warren.SandboxID, name string) NetworkPolicy {
+	p, err := e.loadPolicy(name)
+	if err == nil {
+		_, err = usable(p)
+	}
+	if err != nil {
+		e.log.Error("a policy cannot be used; nothing passes until it can", "sandbox", id, "policy", name, "error", err)
+		return NetworkPolicy{name, []byte("extends: locked\n")}
+	}
+	return p
+}
+
+// inspects says whether a policy has connections looked into, for which the sandbox has to trust the gateway.
+func (e *Engine) inspects(name string) bool {
+	if name == "" || name == NoNetwork || e.opts.Network == nil {
+		return false
+	}
+	p, err := e.loadPolicy(name)
+	if err != nil {
+		return false
+	}
+	parsed, err := policy.Parse(p.Name, p.Source)
+	return err == nil && parsed.Inspects()
+}
+
+// trust has a guest that runs trust the gateway.
+func (e *Engine) trust(ctx context.Context, sb cardedSandbox) error {
+	conn, err := e.opts.Drivers[sb.driver].Dial(ctx, sb.id, warren.GuestPort)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	body, err := json.Marshal(map[string]string{"certificate": string(e.opts.Network.Authority())})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/warren/trust", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	var refused error
+	if err := askGuest(ctx, conn, req, func(resp *http.Response) error {
+		refused = refusal(resp, "the guest refused to trust the gateway")
+		return nil
+	}); err != nil {
+		return err
+	}
+	return refused
+}
+
+// trustWait is how long a guest may take to trust the gateway.
+const trustWait = 5 * time.Second
+
+func closeCard(c *driver.Card) {
+	if c != nil {
+		c.Inside.Close()
+		c.Outside.Close()
+	}
+}
+
+// cardedSandbox is a sandbox that runs with a network card.
+type cardedSandbox struct {
+	id             warren.SandboxID
+	driver, policy string
+}
+
+// carded returns the sandboxes that run with a network card and that nobody holds.
+func (e *Engine) carded() (list []cardedSandbox) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for id, sb := range e.boxes {
+		if sb.state() == Running && sb.op == nil && sb.policy != "" && sb.policy != NoNetwork {
+			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy})
+		}
+	}
+	return list
+}
+
+// findPolicies reads which policies the sandboxes of an earlier engine have.
+func (e *Engine) findPolicies(ctx context.Context) error {
+	e.mu.Lock()
+	var ids []warren.SandboxID
+	for id, sb := range e.boxes {
+		if sb.state() == Running {
+			ids = append(ids, id)
+		}
+	}
+	e.mu.Unlock()
+	rows, err := e.store.Specs(ctx, ids...)
+	if err != nil {
+		return err
+	}
+	for id, row := range rows {
+		var s Spec
+		if err := json.Unmarshal(row.Spec, &s); err != nil {
+			return fmt.Errorf("the spec of sandbox %s: %w", id, err)
+		}
+		e.mu.Lock()
+		if sb := e.boxes[id]; sb != nil && sb.policy == "" {
+			sb.policy = s.Policy
+		}
+		e.mu.Unlock()
+	}
+	return nil
+}
+
+// networkLoop keeps the cards of running sandboxes served under the policies of this moment.
+func (e *Engine) networkLoop() {
+	for err := e.findPolicies(e.ctx); err != nil; err = e.findPolicies(e.ctx) {
+		e.log.Error("look after the network cards", "error", err)
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-e.clock.After(time.Second):
+		}
+	}
+	policies := map[string]*watchedPolicy{}
+	for looks := 0; ; looks++ {
+		// A card that was lost is rare, and told; a policy that has changed is to count at once.
+		all := looks%tendEvery == 0
+		if all {
+			for _, name := range sortedKeys(e.opts.Drivers) {
+				e.keepCards(e.ctx, name)
+			}
+		}
+		if err := e.tendCards(e.ctx, policies, all); err != nil && e.ctx.Err() == nil {
+			e.log.Error("look after the network cards", "error", err)
+			looks = -1
+		}
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-e.clock.After(reloadEvery):
+		case <-e.tend:
+			looks = -1
+		}
+	}
+}
+
+// tendEvery is after how many looks at the policies all cards are looked at.
+const tendEvery = 20
+
+// TendNetwork has the network cards looked after at once: whoever served them has been started anew.
+func (e *Engine) TendNetwork() {
+	select {
+	case e.tend <- struct{}{}:
+	default:
+	}
+}
+
+// watchedPolicy is a policy that running sandboxes have.
+type watchedPolicy struct {
+	NetworkPolicy
+	digest string
+	// due says that it has changed, and not since the last look: some sandboxes may have an older one.
+	due bool
+}
+
+// tendCards does one look: cards that nobody serves are served again, and policies that have changed are applied.
+func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPolicy, all bool) error {
+	list := e.carded()
+	looked := map[string]bool{}
+	for _, sb := range list {
+		if looked[sb.policy] {
+			continue
+		}
+		looked[sb.policy] = true
+		p := e.effective(sb.id, sb.policy)
+		w := policies[sb.policy]
+		switch {
+		case w == nil:
+			w = &watchedPolicy{NetworkPolicy: p, due: true}
+			policies[sb.policy] = w
+		case !bytes.Equal(w.Source, p.Source):
+			// It may be in the middle of being written.
+			w.NetworkPolicy, w.digest, w.due = p, "", true
+			continue
+		}
+		if w.digest == "" {
+			parsed, err := policy.Parse(p.Name, p.Source)
+			if err != nil {
+				return err
+			}
+			w.digest = parsed.Digest()
+		}
+		all = all || w.due
+	}
+	for name := range policies {
+		if !looked[name] {
+			delete(policies, name)
+		}
+	}
+	if !all || len(list) == 0 {
+		return nil
+	}
+	attached, err := e.opts.Network.Attached(ctx)
+	if err != nil {
+		return err
+	}
+	failed := map[string]bool{}
+	for _, sb := range list {
+		w := policies[sb.policy]
+		if w.digest == "" {
+			continue // not yet
+		}
+		digest, served := attached[sb.id]
+		switch {
+		case !served:
+			e.replug(ctx, sb, w.NetworkPolicy)
+		case digest != w.digest:
+			if err := e.opts.Network.SetPolicy(ctx, sb.id, w.NetworkPolicy); err != nil {
+				e.log.Error("change the policy of a sandbox", "sandbox", sb.id, "policy", sb.policy, "error", err)
+				failed[sb.policy] = true
+				continue
+			}
+			e.log.Info("the policy of a sandbox has changed", "sandbox", sb.id, "policy", sb.policy)
+			if e.inspects(sb.policy) {
+				// Beside the others, which shall not wait for a guest that does not answer.
+				e.spawn(func() {
+					ctx, cancel := context.WithTimeout(e.ctx, trustWait)
+					defer cancel()
+					if err := e.trust(ctx, sb); err != nil && e.ctx.Err() == nil {
+						e.log.Warn("a sandbox does not trust the gateway, which inspects its connections", "sandbox", sb.id, "error", err)
+					}
+				})
+			}
+			e.noteEvent(ctx, sb.id, "policy.change", "policy "+sb.policy+" has changed")
+		}
+	}
+	for name, w := range policies {
+		w.due = w.digest == "" || failed[name]
+	}
+	return nil
+}
+
+// replug has a card served again that its gateway lost.
+func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) {
+	id := sb.id
+	c, ok := driver.As[driver.Carder](e.opts.Drivers[sb.driver])
+	if !ok {
+		return
+	}
+	f, err := c.Card(ctx, id)
+	if err == nil {
+		err = e.opts.Network.Adopt(ctx, id, f, p)
+		f.Close()
+	}
+	switch {
+	case err == nil:
+		e.log.Info("serve the network card of a sandbox again", "sandbox", id)
+	case errors.Is(err, warren.ErrNotFound) || ctx.Err() != nil:
+	case e.lostCard(id):
+		e.log.Warn("a sandbox has no network: its card is lost; pause and resume it for a new one", "sandbox", id, "error", err)
+	}
+}
+
+// lostCard notes that a sandbox has lost its card for good, and says whether that is news.
+func (e *Engine) lostCard(id warren.SandboxID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb := e.boxes[id]
+	if sb == nil || sb.cardLost == sb.row.Generation {
+		return false
+	}
+	sb.cardLost = sb.row.Generation
+	return true
+}
+
+// keepCards gives a driver that was killed and started anew the cards of its sandboxes again, so that they outlive the gateway too.
+func (e *Engine) keepCards(ctx context.Context, name string) {
+	c, ok := driver.As[driver.Carder](e.opts.Drivers[name])
+	if !ok || e.opts.Network == nil {
+		return
+	}
+	for _, sb := range e.carded() {
+		if sb.driver != name {
+			continue
+		}
+		id := sb.id
+		f, err := c.Card(ctx, id)
+		if err == nil {
+			f.Close()
+			continue
+		}
+		if !errors.Is(err, warren.ErrState) {
+			continue
+		}
+		if f, err = e.opts.Network.Card(ctx, id); err != nil {
+			continue
+		}
+		if err := c.KeepCard(ctx, id, f); err != nil && ctx.Err() == nil {
+			e.log.Warn("keep the card of a sandbox", "sandbox", id, "error", err)
+		}
+		f.Close()
+	}
+}
+
+// noteEvent records what happened to a sandbox without anybody's asking.
+func (e *Engine) noteEvent(ctx context.Context, id warren.SandboxID, action, message string) {
+	e.mu.Lock()
+	sb := e.boxes[id]
+	var ev *store.Event
+	if sb != nil {
+		ev = e.event("warren", action, &sb.row, message)
+	}
+	e.mu.Unlock()
+	if ev == nil {
+		return
+	}
+	if err := e.store.Update(ctx, func(tx *store.Tx) error { return tx.AppendEvent(ev) }); err != nil {
+		e.log.Error("record an event", "sandbox", id, "action", action, "error", err)
+	}
+}
+
+// PolicyFinding is something in a policy that its author should look at.
+type PolicyFinding struct {
+	// Severity is "error", "warning", or "failure" of one of the policy's own tests.
+	Severity string
+	Line     int
+	Rule     string
+	Message  string
+	Remedy   string
+}
+
+// CheckPolicy reads a policy, looks for what is doubtful and runs its tests, and returns what it found and how many tests there are.
+func (e *Engine) CheckPolicy(name string, source []byte) ([]PolicyFinding, int, error) {
+	if name == "" {
+		name = "policy"
+	}
+	if len(source) > maxPolicy {
+		return nil, 0, invalid("policy", name, fmt.Sprintf("it has %s, and at most %s are read", size(int64(len(source))), size(maxPolicy)))
+	}
+	p, err := policy.Parse(name, source)
+	if err != nil {
+		var list []PolicyFinding
+		for _, x := range policy.Problems(err) {
+			list = append(list, PolicyFinding{"error", x.Line, x.Rule, x.What, x.Remedy})
+		}
+		if list == nil {
+			list = []PolicyFinding{{Severity: "error", Message: err.Error()}}
+		}
+		return list, 0, nil
+	}
+	var list []PolicyFinding
+	if _, err := usable(NetworkPolicy{name, source}); err != nil {
+		list = append(list, PolicyFinding{Severity: "error", Message: err.Error()})
+	}
+	for _, f := range p.Lint() {
+		list = append(list, PolicyFinding{string(f.Severity), f.Line, f.Rule, f.What, f.Remedy})
+	}
+	for _, f := range p.Test() {
+		got := "denied"
+		if f.Verdict.Allow {
+			got = "allowed"
+		}
+		list = append(list, PolicyFinding{"failure", f.Line, "", fmt.Sprintf("%s: it is %s by %s: %s", f.Test, got, f.Verdict.Rule, f.Verdict.Reason), ""})
+	}
+	return list, p.Tests(), nil
+}
+
+// PolicyAnswer says how a policy decides.
+type PolicyAnswer struct {
+	Policy string
+	Allow  bool
+	Rule   string
+	Reason string
+	Steps  []PolicyStep
+}
+
+// PolicyStep is one rule that was considered.
+type PolicyStep struct {
+	Rule    string
+	Line    int
+	Matched bool
+	Reason  string
+}
+
+// ExplainSandbox says how the policy of a sandbox decides on a target, see [policy.ParseTarget].
+func (e *Engine) ExplainSandbox(ctx context.Context, c Caller, ref, target string) (*PolicyAnswer, error) {
+	sb, err := e.Get(ctx, c, ref)
+	if err != nil {
+		return nil, err
+	}
+	if sb.Spec.Policy == "" || sb.Spec.Policy == NoNetwork {
+		return &PolicyAnswer{Policy: NoNetwork, Rule: "none", Reason: "the sandbox has no network card: it reaches nothing but itself"}, nil
+	}
+	return e.ExplainPolicy(sb.Spec.Policy, target)
+}
+
+// ExplainPolicy says how a policy decides on a target.
+func (e *Engine) ExplainPolicy(name, target string) (*PolicyAnswer, error) {
+	p, err := e.loadPolicy(name)
+	if err != nil {
+		return nil, err
+	}
+	return e.ExplainSource(p.Name, p.Source, target)
+}
+
+// ExplainSource says how the text of a policy decides on a target.
+func (e *Engine) ExplainSource(name string, source []byte, target string) (*PolicyAnswer, error) {
+	if len(source) > maxPolicy {
+		return nil, invalid("policy", name, fmt.Sprintf("it has %s, and at most %s are read", size(int64(len(source))), size(maxPolicy)))
+	}
+	p, err := policy.Parse(name, source)
+	if err != nil {
+		return &PolicyAnswer{Policy: name, Rule: "none", Reason: "the policy cannot be used, so that nothing is allowed: " + err.Error()}, nil
+	}
+	r, err := policy.ParseTarget(target)
+	if err != nil {
+		return nil, fmt.Errorf("target: %v: %w", err, warren.ErrInvalid)
+	}
+	v := p.Decide(r)
+	a := &PolicyAnswer{Policy: name, Allow: v.Allow, Rule: v.Rule, Reason: v.Reason}
+	for _, s := range p.Explain(r) {
+		a.Steps = append(a.Steps, PolicyStep{s.Rule, s.Line, s.Matched, s.Detail})
+	}
+	return a, nil
+}

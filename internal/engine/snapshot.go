@@ -1,0 +1,818 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/failpoint"
+	"github.com/warren-sandbox/warren/internal/store"
+)
+
+// The places at which the crash suite ends the process while a snapshot is taken or removed, in order.
+var (
+	fpSnapshotIntent  = failpoint.New("engine.snapshot.intent")
+	fpSnapshotBegun   = failpoint.New("engine.snapshot.begun")
+	fpSnapshotFrozen  = failpoint.New("engine.snapshot.frozen")
+	fpSnapshotThawed  = failpoint.New("engine.snapshot.thawed")
+	fpSnapshotWritten = failpoint.New("engine.snapshot.written")
+	fpSnapshotReady   = failpoint.New("engine.snapshot.ready")
+	fpSnapshotGone    = failpoint.New("engine.snapshot.gone")
+)
+
+// A snapshot is a directory of its own, with an image of the memory or what the root had that its image has not, and a
+// copy of the workspace under an id of its own among the workspaces. None depends on another: what they share they share by
+// hard links. A row in state creating is undone by the next Open, which also lets the sandbox run on; so is one that
+// was for a fork alone.
+
+// The states of a snapshot.
+const (
+	snapCreating = "creating"
+	snapReady    = "ready"
+	snapDeleting = "deleting"
+)
+
+// snapshot is a record in memory, guarded by Engine.mu.
+type snapshot struct {
+	row      store.Snapshot
+	uses     int // creates and rollbacks under way
+	removing bool
+	idle     chan struct{}
+}
+
+func (p *snapshot) label() string {
+	if p.row.Name != "" {
+		return p.row.Name
+	}
+	return string(p.row.ID)
+}
+
+func (p *snapshot) limits() driver.Limits {
+	return driver.Limits{CPUMillis: p.row.CPUMillis, Memory: p.row.Memory, Disk: p.row.Disk, PIDs: p.row.PIDs}
+}
+
+// disk is what a snapshot counts for.
+func (p *snapshot) disk() usage { return usage{disk: p.row.MemorySize + p.row.FilesSize} }
+
+func (e *Engine) snapshotDir(id warren.SnapshotID) string {
+	return filepath.Join(e.opts.SnapshotDir, string(id))
+}
+
+// memoryDir is where the memory image of a snapshot is.
+func (e *Engine) memoryDir(id warren.SnapshotID) string {
+	return filepath.Join(e.snapshotDir(id), "memory")
+}
+
+// findSnapshot returns the snapshot that ref names for c: an id, a name, or a unique prefix of an id. The caller holds mu.
+func (e *Engine) findSnapshot(c Caller, ref string) (*snapshot, error) {
+	seen := func(p *snapshot) bool { return p != nil && c.may(p.row.Owner) && !p.row.Transient }
+	if p := e.snaps[warren.SnapshotID(ref)]; seen(p) {
+		return p, nil
+	}
+	if p := e.snapNames[ownedName{c.User, ref}]; p != nil {
+		return p, nil
+	}
+	if ref == "" {
+		return nil, fmt.Errorf("a snapshot is needed, by id or name: %w", warren.ErrInvalid)
+	}
+	var found []*snapshot
+	for id, p := range e.snaps {
+		if seen(p) && (len(ref) >= minPrefix && strings.HasPrefix(string(id), ref) || c.Operator && p.row.Name == ref) {
+			found = append(found, p)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, notFound("snapshot", ref)
+	case 1:
+		return found[0], nil
+	}
+	return nil, ambiguous("snapshot", ref, func(yield func(string, string)) {
+		for _, p := range found {
+			yield(string(p.row.ID), p.row.Name)
+		}
+	})
+}
+
+// useSnapshot finds a snapshot and keeps it from being removed until release.
+func (e *Engine) useSnapshot(c Caller, ref string) (*snapshot, func(), error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.useFound(c, ref)
+}
+
+// useFound is useSnapshot for a caller that holds mu.
+func (e *Engine) useFound(c Caller, ref string) (*snapshot, func(), error) {
+	p, err := e.findSnapshot(c, ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.row.State != snapReady || p.removing {
+		word := p.row.State
+		if p.removing {
+			word = snapDeleting
+		}
+		return nil, nil, fmt.Errorf("snapshot %s is %s: %w", p.label(), word, warren.ErrState)
+	}
+	return p, e.holdSnapshot(p), nil
+}
+
+// holdSnapshot keeps a snapshot from being removed. The caller holds mu.
+func (e *Engine) holdSnapshot(p *snapshot) (release func()) {
+	p.uses++
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if p.uses--; p.uses == 0 && p.idle != nil {
+			close(p.idle)
+			p.idle = nil
+		}
+	}
+}
+
+// viewSnapshot copies what is in memory. The caller holds mu.
+func (e *Engine) viewSnapshot(p *snapshot) *Snapshot {
+	r := &p.row
+	return &Snapshot{
+		ID: r.ID, Name: r.Name, Kind: SnapshotKind(r.Kind), SandboxID: r.SandboxID, SandboxName: r.SandboxName, ParentID: r.ParentID,
+		Driver: r.Driver, Image: r.Image, ImageDigest: r.ImageDigest, Limits: p.limits(), Created: r.Created, Owner: r.Owner,
+		MemorySize: r.MemorySize, FilesSize: r.FilesSize,
+	}
+}
+
+// GetSnapshot returns a snapshot, with what its files take now when that is asked for.
+func (e *Engine) GetSnapshot(ctx context.Context, c Caller, ref string, size bool) (*Snapshot, error) {
+	e.mu.Lock()
+	p, err := e.findSnapshot(c, ref)
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	v := e.viewSnapshot(p)
+	files := p.row.FilesID
+	e.mu.Unlock()
+	if size {
+		v.FilesSize, v.SharedSize, err = e.opts.Workspaces.Usage(ctx, files)
+		if err != nil {
+			return nil, fmt.Errorf("size of snapshot %s: %w", v.ID, err)
+		}
+	}
+	return v, nil
+}
+
+// ListSnapshots returns the snapshots that c may see, of one sandbox if that is named, oldest first, and a token for the
+// next page, "" after the last.
+func (e *Engine) ListSnapshots(ctx context.Context, c Caller, sandbox string, size bool, pageSize int, token string) ([]*Snapshot, string, error) {
+	n, after, err := page(pageSize, token)
+	if err != nil {
+		return nil, "", err
+	}
+	var of warren.SandboxID
+	if sandbox != "" {
+		if isID(sandbox, 's') {
+			of = warren.SandboxID(sandbox) // which may be gone
+		} else if of, err = e.Resolve(c, sandbox); err != nil {
+			return nil, "", err
+		}
+	}
+	var found []*snapshot
+	e.mu.Lock()
+	for _, p := range e.snaps {
+		if c.may(p.row.Owner) && p.row.Num > after && p.row.State == snapReady && !p.row.Transient && (of == "" || p.row.SandboxID == of) {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, func(a, b *snapshot) int { return int(a.row.Num - b.row.Num) })
+	next := ""
+	if len(found) > n {
+		found = found[:n]
+		next = fmt.Sprint(found[n-1].row.Num)
+	}
+	views := make([]*Snapshot, len(found))
+	for i, p := range found {
+		views[i] = e.viewSnapshot(p)
+	}
+	e.mu.Unlock()
+	if size {
+		for i, v := range views {
+			// One that goes meanwhile keeps what it had.
+			if total, shared, err := e.opts.Workspaces.Usage(ctx, found[i].row.FilesID); err == nil {
+				v.FilesSize, v.SharedSize = total, shared
+			} else if !errors.Is(err, warren.ErrNotFound) {
+				return nil, "", fmt.Errorf("size of snapshot %s: %w", v.ID, err)
+			}
+		}
+	}
+	return views, next, nil
+}
+
+// within returns a context that also ends with the engine, and after CreateTimeout.
+func (e *Engine) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, e.opts.CreateTimeout)
+	stop := context.AfterFunc(e.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// Snapshot keeps the instant of a sandbox, which runs on, or is paused. When ctx ends nothing is kept.
+func (e *Engine) Snapshot(ctx context.Context, c Caller, r SnapshotRequest, progress func(Progress)) (*Snapshot, error) {
+	if r.Name != "" {
+		if err := validName(r.Name); err != nil {
+			return nil, err
+		}
+	}
+	if progress == nil {
+		progress = func(Progress) {}
+	}
+	e.mu.Lock()
+	sb, err := e.find(c, r.ID)
+	if err == nil && e.closing {
+		err = errClosing
+	}
+	if err != nil {
+		e.mu.Unlock()
+		return nil, err
+	}
+	e.wg.Add(1)
+	e.mu.Unlock()
+	defer e.wg.Done()
+	ctx, cancel := e.within(ctx)
+	defer cancel()
+	op, err := e.hold(ctx, sb, "snapshot", cancel)
+	if err != nil {
+		return nil, err
+	}
+	p, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, name: r.Name, filesOnly: r.FilesOnly, tell: progress})
+	if err != nil {
+		err = e.cut(ctx, "snapshot", sb, err)
+	}
+	e.finish(sb, op, err)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	v := e.viewSnapshot(p)
+	v.Stopped = stopped
+	return v, nil
+}
+
+// cut names what failed, and says why its context ended when the engine or a delete ended it.
+func (e *Engine) cut(ctx context.Context, what string, sb *sandbox, err error) error {
+	e.mu.Lock()
+	label := sb.label()
+	e.mu.Unlock()
+	switch {
+	case e.ctx.Err() != nil:
+		return errClosing
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		return fmt.Errorf("the %s of sandbox %s was cut short by its delete or its caller: %w", what, label, fmt.Errorf("%w (%w)", warren.ErrState, context.Canceled))
+	}
+	return fmt.Errorf("%s of sandbox %s: %w", what, label, err)
+}
+
+// taking says how a snapshot is taken.
+type taking struct {
+	actor, name string
+	filesOnly   bool
+	// transient is for a fork, which removes it.
+	transient bool
+	tell      func(Progress)
+}
+
+// takeSnapshot keeps the instant of a sandbox that the caller holds, or leaves nothing, and returns how long it stood still.
+func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *snapshot, stopped time.Duration, err error) {
+	p, spec, err := e.intendSnapshot(ctx, sb, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	stored := false
+	defer func() {
+		if err == nil {
+			return
+		}
+		bg, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+		defer cancel()
+		if stored {
+			e.mu.Lock()
+			p.removing = true
+			e.mu.Unlock()
+			if derr := e.removeSnapshot(bg, p, nil); derr != nil {
+				e.log.Warn("unfinished snapshot not removed until the next start", "snapshot", p.row.ID, "error", derr)
+				return
+			}
+		}
+		e.mu.Lock()
+		e.forgetSnapshot(p)
+		e.mu.Unlock()
+	}()
+	row := p.row
+	if err := e.store.Update(ctx, func(tx *store.Tx) error { return tx.InsertSnapshot(&row, spec) }); err != nil {
+		return nil, 0, err
+	}
+	stored = true
+	if err := fpSnapshotIntent.Hit(); err != nil {
+		return nil, 0, err
+	}
+	img, stopped, err := e.keepInstant(ctx, sb, p, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := fpSnapshotWritten.Hit(); err != nil {
+		return nil, 0, err
+	}
+	row.State, row.MemorySize = snapReady, img
+	if !o.transient {
+		total, shared, err := e.opts.Workspaces.Usage(ctx, row.FilesID)
+		if err != nil {
+			return nil, 0, err
+		}
+		row.FilesSize = total - shared
+	}
+	e.mu.Lock()
+	sized := snapshot{row: row}
+	err = e.reserve(row.Owner, sized.disk())
+	sbRow := sb.row
+	e.mu.Unlock()
+	if err != nil {
+		return nil, 0, fmt.Errorf("it takes %s of disk: %w", size(row.MemorySize+row.FilesSize), err)
+	}
+	sbRow.SnapshotID = row.ID
+	err = e.store.Update(ctx, func(tx *store.Tx) error {
+		if err := tx.UpdateSnapshot(&row); err != nil || o.transient {
+			return err
+		}
+		if err := tx.UpdateSandbox(&sbRow); err != nil {
+			return err
+		}
+		ev := e.event(o.actor, "sandbox.snapshot", &sbRow, "stood still for "+stopped.Round(100*time.Microsecond).String())
+		ev.Fields = map[string]string{"snapshot": string(row.ID), "kind": row.Kind}
+		return tx.AppendEvent(ev)
+	})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		e.unreserve(row.Owner, sized.disk())
+		return nil, 0, err
+	}
+	p.row = row
+	if !o.transient {
+		sb.row.SnapshotID = row.ID
+	}
+	fpSnapshotReady.Hit() // too late to fail
+	e.log.Info("snapshot", "sandbox", row.SandboxID, "snapshot", row.ID, "kind", row.Kind, "stopped", stopped)
+	return p, stopped, nil
+}
+
+// intendSnapshot decides what a snapshot of sb will hold, and takes its name.
+func (e *Engine) intendSnapshot(ctx context.Context, sb *sandbox, o taking) (*snapshot, json.RawMessage, error) {
+	specs, err := e.store.Specs(ctx, sb.row.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ws := e.spaces[sb.row.WorkspaceID]
+	switch s := sb.state(); {
+	case sb.row.Damaged != "":
+		return nil, nil, failedError(sb)
+	case s == Failed && o.filesOnly && !o.transient:
+	case s == Failed:
+		return nil, nil, fmt.Errorf("%w; `warren snapshot --files-only` keeps its workspace", failedError(sb))
+	case s != Running && (s != Paused || o.transient):
+		return nil, nil, fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
+	}
+	if e.opts.SnapshotDir == "" || ws == nil {
+		return nil, nil, fmt.Errorf("this server keeps no snapshots: %w", errUnsupported)
+	}
+	d := e.opts.Drivers[sb.row.Driver]
+	if d == nil {
+		return nil, nil, fmt.Errorf("driver %q, which sandbox %s needs, is not open in this server: %w", sb.row.Driver, sb.label(), warren.ErrUnavailable)
+	}
+	kind := MemorySnapshot
+	if _, ok := driver.As[driver.Snapshotter](d); !ok || o.filesOnly {
+		kind = FilesSnapshot
+		if !o.filesOnly {
+			o.tell(Progress{Step: "files only", Message: fmt.Sprintf("driver %s cannot keep memory: the snapshot has the files alone, and what is made of it starts cold", sb.row.Driver)})
+		}
+	}
+	if o.name != "" {
+		if other := e.snapNames[ownedName{sb.row.Owner, o.name}]; other != nil {
+			return nil, nil, nameTaken("snapshot", o.name, string(other.row.ID))
+		}
+	}
+	e.lastSnap++
+	p := &snapshot{row: store.Snapshot{
+		Num: e.lastSnap, ID: warren.SnapshotID(newID('p')), Name: o.name, Owner: sb.row.Owner, State: snapCreating, Kind: string(kind),
+		SandboxID: sb.row.ID, SandboxName: sb.row.Name, ParentID: sb.row.SnapshotID, Driver: sb.row.Driver, Image: sb.row.Image,
+		ImageDigest: sb.row.ImageDigest, FilesID: warren.WorkspaceID(newID('w')), RepoID: ws.row.RepoID, Source: ws.row.Source,
+		CPUMillis: sb.row.CPUMillis, Memory: sb.row.Memory, Disk: sb.row.Disk, PIDs: sb.row.PIDs, Created: e.clock.Now(), Transient: o.transient,
+	}}
+	e.snaps[p.row.ID] = p
+	if o.name != "" {
+		e.snapNames[ownedName{p.row.Owner, o.name}] = p
+	}
+	return p, specs[sb.row.ID].Spec, nil
+}
+
+// keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, and how long the sandbox
+// stood still.
+func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o taking) (size int64, stopped time.Duration, err error) {
+	e.mu.Lock()
+	state, id, ws := sb.state(), sb.row.ID, sb.row.WorkspaceID
+	e.mu.Unlock()
+	dir := e.snapshotDir(p.row.ID)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return 0, 0, plainPath(err)
+	}
+	o.tell(Progress{Step: "copy workspace"})
+	cp, err := e.opts.Workspaces.BeginCopy(ctx, ws, p.row.FilesID, !o.transient)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer cp.Abort()
+	if err := fpSnapshotBegun.Hit(); err != nil {
+		return 0, 0, err
+	}
+	o.tell(Progress{Step: "save " + p.row.Kind})
+	began, _ := e.clock.Steady()
+	switch {
+	case state == Paused && SnapshotKind(p.row.Kind) == MemorySnapshot:
+		if size, err = linkImage(e.imageDir(id), e.memoryDir(p.row.ID)); err == nil {
+			err = cp.Finish(ctx)
+		}
+	case state == Running:
+		size, err = e.standStill(ctx, sb, p, func() error {
+			if err := fpSnapshotFrozen.Hit(); err != nil {
+				return err
+			}
+			return cp.Finish(ctx)
+		})
+	default:
+		err = cp.Finish(ctx)
+	}
+	ended, _ := e.clock.Steady()
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := fpSnapshotThawed.Hit(); err != nil {
+		return 0, 0, err
+	}
+	if _, err := cp.Commit(ctx); err != nil {
+		return 0, 0, err
+	}
+	if !o.transient {
+		if c, ok := driver.As[driver.Copier](e.opts.Drivers[p.row.Driver]); ok && state == Running && SnapshotKind(p.row.Kind) == MemorySnapshot {
+			img, err := c.Seal(ctx, e.memoryDir(p.row.ID))
+			if err != nil {
+				return 0, 0, fmt.Errorf("driver %s: %w", p.row.Driver, err)
+			}
+			size = img.Size
+		}
+		if err := syncTree(dir); err != nil {
+			return 0, 0, plainPath(err)
+		}
+		if err := syncDir(e.opts.SnapshotDir); err != nil {
+			return 0, 0, plainPath(err)
+		}
+	}
+	if state != Running {
+		return size, 0, nil
+	}
+	return size, ended - began, nil
+}
+
+// standStill keeps the memory, or the root's changes, of a running sandbox, and does what is to be done at the same instant.
+func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanwhile func() error) (size int64, err error) {
+	d, id := e.opts.Drivers[p.row.Driver], sb.row.ID
+	freezer, freezes := driver.As[driver.Freezer](d)
+	if freezes {
+		defer func() {
+			bg, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+			defer cancel()
+			// One that has died is found so by its driver's watch, or by the next use.
+			if terr := freezer.Thaw(bg, id); terr != nil && !errors.Is(terr, warren.ErrState) && !errors.Is(terr, warren.ErrNotFound) {
+				err = errors.Join(err, fmt.Errorf("the sandbox could not be let run on: driver %s: %w", p.row.Driver, terr))
+			}
+		}()
+	}
+	fail := func(what string, err error) error {
+		e.metrics.driverError(p.row.Driver, what)
+		return fmt.Errorf("driver %s: %w", p.row.Driver, err)
+	}
+	if SnapshotKind(p.row.Kind) == MemorySnapshot {
+		s, _ := driver.As[driver.Snapshotter](d)
+		if err := os.Mkdir(e.memoryDir(p.row.ID), 0o700); err != nil {
+			return 0, plainPath(err)
+		}
+		c, ok := driver.As[driver.Copier](d)
+		if !ok {
+			img, err := s.Snapshot(ctx, id, e.memoryDir(p.row.ID), true)
+			if err != nil {
+				return 0, fail("snapshot", err)
+			}
+			return img.Size, meanwhile()
+		}
+		if err := freezer.Freeze(ctx, id); err != nil {
+			return 0, fail("freeze", err)
+		}
+		files := make(chan error, 1)
+		go func() { files <- meanwhile() }()
+		img, err := c.SnapshotTransient(ctx, id, e.memoryDir(p.row.ID), true)
+		if err != nil {
+			err = fail("snapshot", err)
+		}
+		return img.Size, errors.Join(err, <-files)
+	}
+	if freezes {
+		if err := freezer.Freeze(ctx, id); err != nil {
+			return 0, fail("freeze", err)
+		}
+	}
+	if c, ok := driver.As[driver.Syncer](d); ok && !freezes { // which brings home as well
+		if err := c.Sync(ctx, id); err != nil {
+			return 0, fail("sync", err)
+		}
+	}
+	if err := meanwhile(); err != nil {
+		return 0, err
+	}
+	saver, ok := driver.As[driver.RootSaver](d)
+	if !ok {
+		return 0, nil
+	}
+	f, err := os.OpenFile(e.rootTar(p.row.ID), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return 0, plainPath(err)
+	}
+	defer f.Close()
+	if err := saver.SaveRoot(ctx, id, f); err != nil {
+		return 0, fail("save root", err)
+	}
+	fi, err := f.Stat()
+	if err == nil && fi.Size() <= emptyTar {
+		return 0, os.Remove(f.Name()) // nothing has changed
+	}
+	if err != nil {
+		return 0, plainPath(err)
+	}
+	return fi.Size(), nil
+}
+
+// emptyTar is the size of an archive without entries.
+const emptyTar = 1024
+
+// rootTar is the layer with what the root of a snapshot's sandbox had that its image has not. It is missing where the driver
+// cannot tell.
+func (e *Engine) rootTar(id warren.SnapshotID) string {
+	return filepath.Join(e.snapshotDir(id), "root.tar")
+}
+
+// linkImage makes an image appear in another directory, and returns its size. Its files are never written again.
+func linkImage(from, to string) (size int64, err error) {
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return 0, plainPath(err)
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return 0, plainPath(err)
+	}
+	for _, d := range entries {
+		if err := os.Link(filepath.Join(from, d.Name()), filepath.Join(to, d.Name())); err != nil {
+			return 0, plainPath(err)
+		}
+		if fi, err := d.Info(); err == nil {
+			size += fi.Size()
+		}
+	}
+	return size, syncDir(to)
+}
+
+// syncTree writes the files of a small tree to disk.
+func syncTree(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() && !d.Type().IsRegular() {
+			return err
+		}
+		return syncDir(path)
+	})
+}
+
+// forgetSnapshot takes p out of the maps. The caller holds mu.
+func (e *Engine) forgetSnapshot(p *snapshot) {
+	if e.snaps[p.row.ID] != p {
+		return
+	}
+	delete(e.snaps, p.row.ID)
+	if p.row.Name != "" {
+		delete(e.snapNames, ownedName{p.row.Owner, p.row.Name})
+	}
+	if p.row.State == snapReady {
+		e.unreserve(p.row.Owner, p.disk())
+	}
+	for _, other := range e.snaps {
+		if other.row.ParentID == p.row.ID {
+			other.row.ParentID = p.row.ParentID
+		}
+	}
+	if p.row.Transient {
+		return
+	}
+	for _, sb := range e.boxes {
+		if sb.row.SnapshotID == p.row.ID {
+			sb.row.SnapshotID = p.row.ParentID
+		}
+	}
+}
+
+// removeSnapshot removes the files, then the row. It may be repeated.
+func (e *Engine) removeSnapshot(ctx context.Context, p *snapshot, event *store.Event) error {
+	if err := os.RemoveAll(e.snapshotDir(p.row.ID)); err != nil {
+		return plainPath(err)
+	}
+	if err := e.opts.Workspaces.Delete(ctx, p.row.FilesID); err != nil && !errors.Is(err, warren.ErrNotFound) {
+		return err
+	}
+	if err := fpSnapshotGone.Hit(); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	row := p.row
+	e.mu.Unlock()
+	return e.store.UpdateFreeing(ctx, func(tx *store.Tx) error {
+		if err := tx.DeleteSnapshot(&row); err != nil || event == nil {
+			return err
+		}
+		return tx.AppendEvent(event)
+	})
+}
+
+// DeleteSnapshot removes a snapshot when no create or rollback uses it any more. Others and the sandboxes made of it stay.
+func (e *Engine) DeleteSnapshot(ctx context.Context, c Caller, ref string, allowMissing bool) error {
+	e.mu.Lock()
+	p, err := e.findSnapshot(c, ref)
+	if err == nil && p.row.State == snapCreating {
+		err = fmt.Errorf("snapshot %s is being taken: %w", p.label(), warren.ErrState)
+	}
+	if err == nil {
+		if t := e.templateOf(p.row.ID); t != nil {
+			err = isTemplates(p, t)
+		}
+	}
+	if err != nil {
+		e.mu.Unlock()
+		if allowMissing && errors.Is(err, warren.ErrNotFound) {
+			return nil
+		}
+		return err
+	}
+	p.removing = true
+	if e.closing {
+		e.mu.Unlock()
+		return errClosing
+	}
+	e.wg.Add(1)
+	e.mu.Unlock()
+	defer e.wg.Done()
+	// Deletes of one snapshot follow each other; each of the steps may be repeated.
+	leave, err := e.oneAtATime(ctx, ownedName{"\x00snapshot", string(p.row.ID)})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return e.dropSnapshot(ctx, p, &store.Event{Time: e.clock.Now(), Owner: p.row.Owner, Actor: c.User, Action: "snapshot.delete", SandboxID: p.row.SandboxID,
+		Message: p.label(), Fields: map[string]string{"snapshot": string(p.row.ID)}})
+}
+
+// dropSnapshot removes a snapshot of which removing is set.
+func (e *Engine) dropSnapshot(ctx context.Context, p *snapshot, event *store.Event) error {
+	e.mu.Lock()
+	if e.snaps[p.row.ID] != p {
+		e.mu.Unlock()
+		return nil
+	}
+	var idle chan struct{}
+	if p.uses > 0 {
+		if p.idle == nil {
+			p.idle = make(chan struct{})
+		}
+		idle = p.idle
+	}
+	row := p.row
+	e.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			e.mu.Lock()
+			p.removing = p.row.State == snapDeleting
+			e.mu.Unlock()
+			return fmt.Errorf("snapshot %s is in use by a fork, a create or a rollback: %w", p.label(), ctx.Err())
+		}
+	}
+	e.mu.Lock()
+	t := e.templateOf(row.ID) // that of a put which was under way
+	if t != nil {
+		p.removing = false
+	}
+	e.mu.Unlock()
+	if t != nil {
+		return isTemplates(p, t)
+	}
+	if !row.Transient {
+		row.State = snapDeleting
+		if err := e.store.UpdateFreeing(ctx, func(tx *store.Tx) error { return tx.UpdateSnapshot(&row) }); err != nil && !errors.Is(err, warren.ErrExhausted) {
+			return err // deleting makes room, so a full disk does not forbid it
+		}
+	}
+	if err := e.removeSnapshot(ctx, p, event); err != nil {
+		return fmt.Errorf("snapshot %s could not be removed yet; delete it again: %w", p.label(), err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forgetSnapshot(p)
+	return nil
+}
+
+// loadSnapshots puts the rows into memory, and removes what was cut short or was for a fork alone. The caller holds mu and
+// has loaded the sandboxes.
+func (e *Engine) loadSnapshots(rows []*store.Snapshot, do func(func())) error {
+	if e.opts.SnapshotDir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(e.opts.SnapshotDir, 0o700); err != nil {
+		return err
+	}
+	for _, row := range rows {
+		p := e.snaps[row.ID]
+		if row.Name != "" {
+			e.snapNames[ownedName{row.Owner, row.Name}] = p
+		}
+		if row.State == snapReady {
+			u := e.usageOf(row.Owner)
+			u.add(p.disk(), 1)
+			e.total.add(p.disk(), 1)
+		}
+		if row.State == snapReady && !row.Transient {
+			continue
+		}
+		p.removing = true
+		sb := e.boxes[row.SandboxID]
+		var op *operation
+		if row.State == snapCreating && sb != nil && sb.op == nil && sb.state() == Running {
+			op = newOperation("snapshot", nil)
+			sb.op = op
+		}
+		do(func() {
+			if op != nil {
+				e.finish(sb, op, e.letRun(sb))
+			}
+			if err := e.dropSnapshot(e.ctx, p, nil); err != nil && e.ctx.Err() == nil {
+				e.log.Warn("snapshot that was cut short not removed until the next start", "snapshot", p.row.ID, "error", err)
+			}
+		})
+	}
+	entries, err := os.ReadDir(e.opts.SnapshotDir)
+	if err != nil {
+		return err
+	}
+	for _, d := range entries {
+		if e.snaps[warren.SnapshotID(d.Name())] == nil {
+			do(func() {
+				if err := os.RemoveAll(filepath.Join(e.opts.SnapshotDir, d.Name())); err != nil {
+					e.log.Warn("files of a snapshot without a record not removed", "error", err)
+				}
+			})
+		}
+	}
+	return nil
+}
+
+// letRun lets a sandbox run on whose snapshot was cut short. It goes on until the driver answers.
+func (e *Engine) letRun(sb *sandbox) error {
+	f, ok := driver.As[driver.Freezer](e.opts.Drivers[sb.row.Driver])
+	if !ok {
+		return nil
+	}
+	var wait time.Duration
+	for {
+		ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+		err := f.Thaw(ctx, sb.row.ID)
+		cancel()
+		if err == nil || errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound) || e.ctx.Err() != nil {
+			return nil
+		}
+		e.log.Warn("sandbox whose snapshot was cut short does not run on yet", "sandbox", sb.row.ID, "error", err)
+		if !e.again(e.ctx, &wait) {
+			return errClosing
+		}
+	}
+}

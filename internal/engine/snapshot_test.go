@@ -1,0 +1,355 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/driver/fake"
+)
+
+// markFile is where the tests keep a word in a workspace.
+func (r *rig) markFile(name string) string {
+	sb, err := r.Get(context.Background(), alice, name)
+	if err != nil {
+		return filepath.Join(r.dir, "nothing", "mark")
+	}
+	return filepath.Join(r.spaces.path(sb.WorkspaceID), "files", "mark")
+}
+
+func (r *rig) mark(name, word string) error {
+	return os.WriteFile(r.markFile(name), []byte(word), 0o644)
+}
+
+// word returns what mark has written.
+func (r *rig) word(name string) string {
+	b, err := os.ReadFile(r.markFile(name))
+	if err != nil {
+		return "-"
+	}
+	return string(b)
+}
+
+func (r *rig) snapshotNow(ref, name string) *Snapshot {
+	r.t.Helper()
+	p, err := r.Snapshot(context.Background(), alice, SnapshotRequest{ID: ref, Name: name}, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return p
+}
+
+func TestSnapshotRollback(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	sb := r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	one := r.snapshotNow("box", "one")
+	if one.Kind != MemorySnapshot || one.ParentID != "" || one.SandboxID != sb.ID || one.MemorySize == 0 {
+		t.Errorf("snapshot: %+v", one)
+	}
+	r.mark("box", "two")
+	two := r.snapshotNow("box", "two")
+	if two.ParentID != one.ID {
+		t.Errorf("the second comes after %q, want %q", two.ParentID, one.ID)
+	}
+	r.mark("box", "three")
+	r.stop()
+	r.start()
+	for _, want := range []string{"one", "two", "one"} {
+		got, err := r.Rollback(ctx, alice, "box", want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.State != Running || got.ID != sb.ID || r.word("box") != want {
+			t.Errorf("rollback to %s: %s, %q", want, got.State, r.word("box"))
+		}
+		r.mark("box", "later")
+	}
+	// A third branch off the first.
+	r.mark("box", "four")
+	four := r.snapshotNow("box", "four")
+	if four.ParentID != one.ID {
+		t.Errorf("after a rollback to the first the next comes after %q", four.ParentID)
+	}
+	r.pauseNow(sb.ID)
+	paused := r.snapshotNow("box", "paused")
+	if paused.Kind != MemorySnapshot || paused.ParentID != four.ID {
+		t.Errorf("of a paused sandbox: %+v", paused)
+	}
+	if got, err := r.Rollback(ctx, alice, "box", "two"); err != nil || got.State != Running || r.word("box") != "two" {
+		t.Errorf("rollback of a paused sandbox: %+v, %v", got, err)
+	}
+	r.world.Kill(sb.ID, driver.Exit{Reason: "oom"})
+	eventually(t, "its death is seen", func() bool {
+		got, err := r.Get(ctx, alice, "box")
+		return err == nil && got.State == Failed
+	})
+	if got, err := r.Rollback(ctx, alice, "box", "paused"); err != nil || got.State != Running || r.word("box") != "four" || got.Failure != nil {
+		t.Errorf("rollback of a failed sandbox: %+v, %v", got, err)
+	}
+	if list, _, err := r.ListSnapshots(ctx, alice, "box", true, 0, ""); err != nil || len(list) != 4 {
+		t.Errorf("list: %d, %v", len(list), err)
+	}
+	if list, _, err := r.ListSnapshots(ctx, bob, "", false, 0, ""); err != nil || len(list) != 0 {
+		t.Errorf("another user sees %d", len(list))
+	}
+	// A node goes, and what came after it hangs on what came before.
+	if err := r.DeleteSnapshot(ctx, alice, "one", false); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := r.GetSnapshot(ctx, alice, "two", true); err != nil || p.ParentID != "" {
+		t.Errorf("after its parent's end: %+v, %v", p, err)
+	}
+	r.delete(alice, "box")
+	from, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "again", Snapshot: "two", Env: map[string]string{"A": "1"}}}, nil)
+	if err != nil || from.SnapshotID != two.ID || r.word("again") != "two" {
+		t.Fatalf("create from a snapshot whose sandbox is gone: %+v, %v", from, err)
+	}
+	r.delete(alice, "again")
+	for _, p := range []string{"two", "four", "paused"} {
+		if err := r.DeleteSnapshot(ctx, alice, p, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.empty()
+}
+
+// TestSnapshotBadInput asks for what cannot be: nothing changes.
+func TestSnapshotBadInput(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	sb := r.create(alice, Spec{Name: "box"})
+	other := r.create(alice, Spec{Name: "other", Resources: Resources{DiskBytes: 3 << 30}})
+	p := r.snapshotNow("box", "snap")
+	_ = other
+	cases := []struct {
+		name, want string
+		kind       error
+		do         func() error
+	}{
+		{"a name that is taken", "snapshot", warren.ErrExists, func() error {
+			_, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "snap"}, nil)
+			return err
+		}},
+		{"a name that is none", "want 1 to 63", warren.ErrInvalid, func() error {
+			_, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "No!"}, nil)
+			return err
+		}},
+		{"a sandbox that is not there", "nothing", warren.ErrNotFound, func() error {
+			_, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "nothing"}, nil)
+			return err
+		}},
+		{"another's sandbox", "box", warren.ErrNotFound, func() error {
+			_, err := r.Snapshot(ctx, bob, SnapshotRequest{ID: string(sb.ID)}, nil)
+			return err
+		}},
+		{"rollback to what is not there", "none", warren.ErrNotFound, func() error {
+			_, err := r.Rollback(ctx, alice, "box", "none")
+			return err
+		}},
+		{"rollback to another's", string(p.ID), warren.ErrNotFound, func() error {
+			_, err := r.Rollback(ctx, bob, string(sb.ID), string(p.ID))
+			return err
+		}},
+		{"rollback across disks", "disk of", warren.ErrInvalid, func() error {
+			_, err := r.Rollback(ctx, alice, "other", "snap")
+			return err
+		}},
+		{"create with another image", "leave it out", warren.ErrInvalid, func() error {
+			_, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Snapshot: "snap", Image: "debian"}}, nil)
+			return err
+		}},
+		{"create with a repo", "a workspace of its own", warren.ErrInvalid, func() error {
+			_, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Snapshot: "snap", Repo: &RepoSource{URL: "https://example.com/r"}}}, nil)
+			return err
+		}},
+		{"too many children", "1 to 1000", warren.ErrInvalid, func() error {
+			_, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Count: 1001}, nil)
+			return err
+		}},
+		{"a child's name that is taken", `"other"`, warren.ErrExists, func() error {
+			_, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Name: "other"}, nil)
+			return err
+		}},
+		{"deleting what is not there", "none", warren.ErrNotFound, func() error { return r.DeleteSnapshot(ctx, alice, "none", false) }},
+	}
+	for _, c := range cases {
+		if err := c.do(); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	r.pauseNow(sb.ID)
+	if _, err := r.Fork(ctx, alice, ForkRequest{ID: "box"}, nil); !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "warren resume box") {
+		t.Errorf("fork of a paused sandbox: %v", err)
+	}
+	if err := r.DeleteSnapshot(ctx, alice, "none", true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCreateAgain repeats a create whose snapshot has been deleted since: it returns what the first one made.
+func TestCreateAgain(t *testing.T) {
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "snap")
+	req := CreateRequest{Spec: Spec{Name: "copy", Snapshot: "snap"}, IdempotencyKey: "once"}
+	first, err := r.Create(t.Context(), alice, req, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.DeleteSnapshot(t.Context(), alice, "snap", false); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.Create(t.Context(), alice, req, nil); err != nil || again.ID != first.ID {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+	req.IdempotencyKey = "twice"
+	if _, err := r.Create(t.Context(), alice, req, nil); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("with another key: %v", err)
+	}
+}
+
+func TestFork(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	sb := r.create(alice, Spec{Name: "box", Labels: map[string]string{"a": "1"}, Env: map[string]string{"X": "1"}})
+	r.mark("box", "shared")
+	res, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Count: 3, Name: "kid", Labels: map[string]string{"b": "2"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Children) != 3 || res.Kind != MemorySnapshot {
+		t.Fatalf("fork: %+v", res)
+	}
+	tokens := map[string]bool{}
+	for i, ch := range res.Children {
+		if ch.Err != nil {
+			t.Fatal(ch.Err)
+		}
+		if ch.Sandbox.Name != "kid-"+string(rune('1'+i)) || ch.Sandbox.SourceID != sb.ID || ch.Sandbox.Labels["a"] != "1" || ch.Sandbox.Labels["b"] != "2" {
+			t.Errorf("child: %+v", ch.Sandbox)
+		}
+		if r.word(ch.Sandbox.Name) != "shared" {
+			t.Errorf("child %s has %q", ch.Sandbox.Name, r.word(ch.Sandbox.Name))
+		}
+		r.mark(ch.Sandbox.Name, ch.Sandbox.Name)
+		r.mu.Lock()
+		tokens[r.boxes[ch.Sandbox.ID].row.AccessToken] = true
+		tokens[r.boxes[sb.ID].row.AccessToken] = true
+		r.mu.Unlock()
+	}
+	if len(tokens) != 4 {
+		t.Errorf("%d tokens for 4 sandboxes", len(tokens))
+	}
+	if r.word("box") != "shared" || r.word("kid-2") != "kid-2" {
+		t.Error("a write of one showed in another")
+	}
+	if list, _, _ := r.ListSnapshots(ctx, alice, "", false, 0, ""); len(list) != 0 {
+		t.Errorf("a fork left %d snapshots", len(list))
+	}
+	// A fork of a fork.
+	if _, err := r.Fork(ctx, alice, ForkRequest{ID: "kid-2", Name: "grandkid"}, nil); err != nil || r.word("grandkid") != "kid-2" {
+		t.Errorf("a fork of a fork: %v, %q", err, r.word("grandkid"))
+	}
+	for _, n := range []string{"grandkid", "kid-1", "kid-2", "kid-3", "box"} {
+		r.delete(alice, n)
+	}
+	r.empty()
+}
+
+// TestForkFails lets a child, the snapshot and the store fail: the source runs on and nothing is left of what failed.
+func TestForkFails(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	alive := func(when string) {
+		t.Helper()
+		conn, err := r.Dial(ctx, alice, "box", warren.GuestPort)
+		if err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		conn.Close()
+	}
+	boom := errors.New("the disk is full")
+	r.world.Inject(fake.OpSnapshot, fake.Fault{Err: boom, Times: 1})
+	if _, err := r.Fork(ctx, alice, ForkRequest{ID: "box"}, nil); !errors.Is(err, boom) {
+		t.Errorf("fork: %v", err)
+	}
+	alive("after a snapshot that failed")
+	r.world.Inject(fake.OpRestore, fake.Fault{Err: boom, Times: 1})
+	res, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Count: 3}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	for _, ch := range res.Children {
+		if ch.Err != nil {
+			failed++
+			continue
+		}
+		r.delete(alice, string(ch.Sandbox.ID))
+	}
+	if failed != 1 {
+		t.Errorf("%d of 3 children failed", failed)
+	}
+	r.world.Inject(fake.OpRestore, fake.Fault{Err: boom, Times: 1})
+	if _, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Count: 3, All: true}, nil); !errors.Is(err, boom) {
+		t.Errorf("all or nothing: %v", err)
+	}
+	alive("after children that failed")
+	list, _, err := r.List(ctx, alice, ListRequest{})
+	if err != nil || len(list) != 1 {
+		t.Errorf("%d sandboxes left (%v)", len(list), err)
+	}
+	r.delete(alice, "box")
+	r.empty()
+}
+
+// TestForkBudget finds out before it stops the source that there is no room for the children.
+func TestForkBudget(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budgets.PerUser.Sandboxes = 3 })
+	r.create(alice, Spec{Name: "box"})
+	snaps := 0
+	r.world.Inject(fake.OpSnapshot, fake.Fault{Err: errors.New("stopped for nothing"), Times: 1})
+	var b *BudgetError
+	if _, err := r.Fork(t.Context(), alice, ForkRequest{ID: "box", Count: 3}, nil); !errors.As(err, &b) {
+		t.Errorf("fork: %v (%d)", err, snaps)
+	}
+}
+
+// TestRollbackFails: before the decision all stays as it was; after it a retry goes on.
+func TestRollbackFails(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	sb := r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	r.snapshotNow("box", "snap")
+	r.mark("box", "two")
+	r.world.Inject(fake.OpRestore, fake.Fault{Err: errors.New("no memory"), Times: 1})
+	if _, err := r.Rollback(ctx, alice, "box", "snap"); err == nil || !strings.Contains(err.Error(), "stays paused") {
+		t.Errorf("a restore that fails: %v", err)
+	}
+	got, err := r.Get(ctx, alice, "box")
+	if err != nil || got.State != Paused || r.word("box") != "one" {
+		t.Errorf("after it: %+v, %v, %q", got, err, r.word("box"))
+	}
+	if _, err := r.Resume(ctx, alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	r.mark("box", "two")
+	r.world.Inject(fake.OpDelete, fake.Fault{Err: errors.New("busy"), Times: 2})
+	if _, err := r.Rollback(ctx, alice, "box", "snap"); err == nil {
+		t.Error("a driver that does not delete was not reported")
+	}
+	eventually(t, "it is at the snapshot", func() bool {
+		got, err := r.Get(ctx, alice, string(sb.ID))
+		return err == nil && (got.State == Paused || got.State == Running) && r.word("box") == "one"
+	})
+}

@@ -1,0 +1,117 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+)
+
+// copying is a driver whose sandboxes work on copies.
+type copying struct {
+	driver.Driver
+
+	mu     sync.Mutex
+	synced []warren.SandboxID
+	err    error
+	// files had the checkout's file when Create was called.
+	files []bool
+}
+
+func (c *copying) Unwrap() driver.Driver { return c.Driver }
+
+func (c *copying) Copies(context.Context) bool { return true }
+
+func (c *copying) Sync(_ context.Context, id warren.SandboxID) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.synced = append(c.synced, id)
+	return c.err
+}
+
+func (c *copying) Create(ctx context.Context, spec *driver.Spec) error {
+	_, err := os.Stat(filepath.Join(spec.Mounts[0].Source, "README"))
+	c.mu.Lock()
+	c.files = append(c.files, err == nil)
+	c.mu.Unlock()
+	return c.Driver.Create(ctx, spec)
+}
+
+func (c *copying) take() []warren.SandboxID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.synced
+	c.synced = nil
+	return s
+}
+
+// TestCopiedWorkspace has a driver whose sandboxes work on copies: the checkout is there before the sandbox is made, and whoever
+// reads the workspace gets what the sandbox wrote.
+func TestCopiedWorkspace(t *testing.T) {
+	var d *copying
+	r := newRig(t, func(o *Options) {
+		d = &copying{Driver: o.Drivers["fake"]}
+		o.Drivers["fake"] = d
+	})
+	r.spaces.mu.Lock()
+	r.spaces.slow = 50 * time.Millisecond
+	r.spaces.mu.Unlock()
+	ctx := t.Context()
+	sb, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "box"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(d.files, []bool{true}) {
+		t.Errorf("the checkout was there at the create: %v", d.files)
+	}
+	reads := map[string]func() error{
+		"diff":   func() error { return r.Diff(ctx, alice, "box", DiffOptions{}, io.Discard) },
+		"patch":  func() error { return r.FormatPatch(ctx, alice, "box", &bytes.Buffer{}) },
+		"commit": func() error { _, err := r.Commit(ctx, alice, CommitRequest{ID: "box", Message: "m"}); return err },
+		"copy": func() error {
+			w, _, err := r.CopyWorkspace(ctx, alice, "box", "")
+			if err == nil {
+				err = r.DeleteWorkspace(ctx, alice, string(w.ID), false)
+			}
+			return err
+		},
+	}
+	for name, read := range reads {
+		if err := read(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := d.take(); !slices.Equal(got, []warren.SandboxID{sb.ID}) {
+			t.Errorf("%s synced %v, want the sandbox once", name, got)
+		}
+	}
+	d.mu.Lock()
+	d.err = warren.ErrUnavailable
+	d.mu.Unlock()
+	for name, read := range reads {
+		if err := read(); !errors.Is(err, warren.ErrUnavailable) {
+			t.Errorf("%s of what cannot be read back: %v, want ErrUnavailable", name, err)
+		}
+	}
+	if err := r.Delete(ctx, alice, DeleteRequest{ID: "box"}); err != nil {
+		t.Fatal(err)
+	}
+	r.empty()
+}
+
+// TestWhoCanPause asks a driver that keeps no memory: the refusal names one that does.
+func TestWhoCanPause(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Drivers["plain"] = struct{ driver.Driver }{o.Drivers["fake"]} })
+	if _, err := r.snapshotter("plain"); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "driver plain cannot") || !strings.Contains(err.Error(), "; fake can") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,108 @@
+//go:build linux
+
+package gateway
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/fdbased"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+)
+
+// MTU of a card. It crosses no wire: large packets are what makes it fast.
+const MTU = 65000
+
+// The addresses on a card are the same for every sandbox, since no two share a wire: a fork keeps its own. They are of ranges that
+// no network routes, and of which the gateway dials none.
+var (
+	// SandboxIPv4 and SandboxIPv6 are the sandbox's own addresses.
+	SandboxIPv4 = netip.MustParseAddr("198.18.0.2")
+	SandboxIPv6 = netip.MustParseAddr("fd77:6172:7265:6e::2")
+	// GatewayIPv4 and GatewayIPv6 answer DNS on port 53, and nothing else.
+	GatewayIPv4 = netip.MustParseAddr("198.18.0.1")
+	GatewayIPv6 = netip.MustParseAddr("fd77:6172:7265:6e::1")
+)
+
+// wanted is how many bytes a card holds on their way. With the default of the kernel, three packets would fill it, and what does
+// not fit is lost.
+const wanted = 4 << 20
+
+// NewCard makes the two ends of a card: a pair of sockets on which each message is an IP packet. Inside is for the sandbox, outside for the gateway.
+func NewCard() (inside, outside *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a network card: %w", err)
+	}
+	for _, fd := range fds {
+		for _, o := range [][2]int{{unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}, {unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}} {
+			// Without the right to pass the host's limit it takes what that allows.
+			if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[0], wanted) != nil {
+				unix.SetsockoptInt(fd, unix.SOL_SOCKET, o[1], wanted)
+			}
+		}
+	}
+	return os.NewFile(uintptr(fds[0]), "card"), os.NewFile(uintptr(fds[1]), "card"), nil
+}
+
+// nic is the only interface of a card's stack.
+const nic tcpip.NICID = 1
+
+// newStack terminates what comes over a card. It takes every address for its own, so that a flow to anywhere ends here; it forwards nothing.
+// fd stays the caller's, who may close it once the stack is closed and has been waited for. gone is called when the other end is closed.
+func newStack(fd int, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
+	s := stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
+	})
+	fail := func(what string, err tcpip.Error) (*stack.Stack, stack.LinkEndpoint, error) {
+		s.Destroy()
+		return nil, nil, fmt.Errorf("the stack of a card: %s: %v", what, err)
+	}
+	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
+	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
+	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &receive, &send} {
+		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
+			return fail("set an option", err)
+		}
+	}
+	link, err := fdbased.New(&fdbased.Options{
+		// Readv, and not several packets at a time, which takes the end of the other side for empty packets without end.
+		// Two processors, so that the reader waits for no connection: with one, it handles packets itself, and connections stall.
+		FDs: []int{fd}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 2,
+		// Nothing is lost or altered between two processes of one machine.
+		TXChecksumOffload: true, RXChecksumOffload: true,
+		ClosedFunc: func(tcpip.Error) { gone() },
+	})
+	if err != nil {
+		s.Destroy()
+		return nil, nil, fmt.Errorf("the stack of a card: %w", err)
+	}
+	if err := s.CreateNICWithOptions(nic, link, stack.NICOptions{Name: "card"}); err != nil {
+		return fail("make the interface", err)
+	}
+	if err := s.SetPromiscuousMode(nic, true); err != nil {
+		return fail("take all addresses", err)
+	}
+	if err := s.SetSpoofing(nic, true); err != nil {
+		return fail("answer for all addresses", err)
+	}
+	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}, {Destination: header.IPv6EmptySubnet, NIC: nic}})
+	return s, link, nil
+}
+
+// addrOf converts an address.
+func addrOf(a tcpip.Address) netip.Addr {
+	ip, _ := netip.AddrFromSlice(a.AsSlice())
+	return ip.Unmap()
+}

@@ -1,0 +1,363 @@
+//go:build linux
+
+// Package control is how the daemon and its gateway speak. Each call is a connection with one line of JSON each way, see package
+// message; the connection of OpHold stays, and its end tells each side that the other is gone.
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren/internal/companion"
+	"github.com/warren-sandbox/warren/internal/message"
+)
+
+// Version of what is said. A gateway of another version or build is replaced.
+const Version = 1
+
+// Name of the gateway's files.
+const Name = "gateway"
+
+// The calls.
+const (
+	// OpHold counts as a client until the connection ends.
+	OpHold = "hold"
+	// OpAttach makes a card under Policy and answers with its two ends; OpAdopt brings the outer end of a card that is there.
+	OpAttach = "attach"
+	OpAdopt  = "adopt"
+	OpDetach = "detach"
+	OpPolicy = "policy"
+	OpList   = "list"
+	// OpCard answers with the outer end of a card.
+	OpCard   = "card"
+	OpRetire = "retire"
+)
+
+// Request is a call.
+type Request struct {
+	Op     string  `json:"op"`
+	ID     string  `json:"id,omitempty"`
+	From   string  `json:"from,omitempty"`
+	Policy *Policy `json:"policy,omitempty"`
+}
+
+// Policy is a policy as its author wrote it.
+type Policy struct {
+	Name   string `json:"name"`
+	Source []byte `json:"source"`
+}
+
+// Response is an answer.
+type Response struct {
+	OK    bool   `json:"ok"`
+	Error string `json:"error,omitempty"`
+	// Kind is "not_found", "invalid" or empty.
+	Kind string `json:"kind,omitempty"`
+
+	Version int        `json:"version,omitempty"`
+	Build   string     `json:"build,omitempty"`
+	Card    *Card      `json:"card,omitempty"`
+	Cards   []Attached `json:"cards,omitempty"`
+	// Authority is the certificate that sandboxes have to trust, in PEM form.
+	Authority []byte `json:"authority,omitempty"`
+}
+
+// Card is what a sandbox has to know of its card.
+type Card struct {
+	MTU   uint32       `json:"mtu"`
+	Addrs []netip.Addr `json:"addrs"`
+	DNS   []netip.Addr `json:"dns"`
+}
+
+// Attached is a sandbox that has a card, and the digest of its policy.
+type Attached struct {
+	ID     string `json:"id"`
+	Policy string `json:"policy"`
+}
+
+// The errors that a gateway tells apart.
+var (
+	ErrNotFound = errors.New("the sandbox has no card")
+	ErrInvalid  = errors.New("the policy is invalid")
+)
+
+// Client is the daemon's side.
+type Client struct {
+	p companion.Process
+
+	mu        sync.Mutex
+	conn      *net.UnixConn // of OpHold
+	closed    bool
+	authority []byte
+}
+
+// Options of a client.
+type Options struct {
+	// Dir holds the gateway's files, StateDir what it keeps: its certificate authority and its evidence.
+	Dir, StateDir string
+	// Path is the warren-gateway binary.
+	Path string
+	// Resolver is the name server that it asks, and Roots a file of certificates that it trusts besides the host's; either may be empty.
+	Resolver, Roots string
+	// Idle is how long a gateway stays without a card and without a client; 0 means 3 seconds: another is started in less.
+	Idle time.Duration
+	// Logger may not be nil.
+	Logger *slog.Logger
+	// Lost is called, on a goroutine of its own, when the gateway has gone away by itself. It has no card then.
+	Lost func()
+}
+
+// Open finds the gateway of a directory, or starts one.
+func Open(ctx context.Context, o Options) (*Client, error) {
+	if o.Idle == 0 {
+		o.Idle = 3 * time.Second
+	}
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	c := &Client{p: companion.Process{
+		Name: Name, Dir: o.Dir, Path: o.Path, Log: o.Logger,
+		Env:  hostTrust(),
+		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots},
+	}}
+	if err := c.ensure(ctx, o.Lost); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// hostTrust names the certificates that the daemon was told to trust, which are the gateway's as well.
+func hostTrust() (env []string) {
+	for _, name := range []string{"GODEBUG", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
+		if v := os.Getenv(name); v != "" {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
+}
+
+// ensure makes a gateway of our build answer, and holds a connection to it.
+func (c *Client) ensure(ctx context.Context, lost func()) error {
+	lock, err := c.p.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	build, err := companion.BuildID(c.p.Path)
+	if err != nil {
+		return err
+	}
+	conn, r, _, err := c.roundTrip(ctx, &Request{Op: OpHold})
+	if err == nil && (r.Version != Version || r.Build != build) {
+		c.p.Log.Info("replace the gateway, which is of another build")
+		conn.Close()
+		gone, err := c.p.Gone()
+		if err != nil {
+			return err
+		}
+		if rc, _, _, err := c.roundTrip(ctx, &Request{Op: OpRetire}); err == nil {
+			rc.Close()
+		} else if !errors.Is(err, companion.ErrNone) {
+			return fmt.Errorf("replace the gateway: %w", err)
+		}
+		if err := gone(ctx); err != nil {
+			return err
+		}
+		conn = nil
+	}
+	if conn == nil && (err == nil || errors.Is(err, companion.ErrNone)) {
+		if err = c.p.Start(ctx); err == nil {
+			conn, r, _, err = c.roundTrip(ctx, &Request{Op: OpHold})
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("reach the gateway: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		conn.Close()
+		return errors.New("the gateway's client is closed")
+	}
+	c.conn, c.authority = conn, r.Authority
+	go func() {
+		conn.Read(make([]byte, 1)) // nothing comes until the end
+		c.mu.Lock()
+		over := c.closed
+		c.mu.Unlock()
+		for wait := 10 * time.Millisecond; !over; wait = min(2*wait, time.Second) {
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			err := c.ensure(ctx, lost)
+			cancel()
+			if err == nil {
+				if lost != nil {
+					lost()
+				}
+				return
+			}
+			c.p.Log.Error("the gateway is gone and cannot be started; sandboxes have no network", "error", err)
+			time.Sleep(wait)
+			c.mu.Lock()
+			over = c.closed
+			c.mu.Unlock()
+		}
+	}()
+	return nil
+}
+
+// roundTrip makes a call and returns the connection on which it goes on.
+func (c *Client) roundTrip(ctx context.Context, req *Request, files ...*os.File) (*net.UnixConn, *Response, []*os.File, error) {
+	conn, err := c.p.Connect(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err = message.Write(conn, req, files...)
+	r := &Response{}
+	var got []*os.File
+	if err == nil {
+		got, err = message.Read(conn, r)
+	}
+	if err != nil {
+		conn.Close()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, nil, nil, err
+	}
+	if !r.OK {
+		conn.Close()
+		for _, f := range got {
+			f.Close()
+		}
+		return nil, nil, nil, decode(r)
+	}
+	return conn, r, got, nil
+}
+
+func decode(r *Response) error {
+	for kind, err := range map[string]error{"not_found": ErrNotFound, "invalid": ErrInvalid} {
+		if r.Kind == kind {
+			return fmt.Errorf("%s: %w", r.Error, err)
+		}
+	}
+	return errors.New(r.Error)
+}
+
+// call is roundTrip for what ends with its answer. While a gateway is being started anew, it waits for it.
+func (c *Client) call(ctx context.Context, req *Request, files ...*os.File) (*Response, []*os.File, error) {
+	for {
+		conn, r, got, err := c.roundTrip(ctx, req, files...)
+		if err == nil {
+			conn.Close()
+			return r, got, nil
+		}
+		if !errors.Is(err, companion.ErrNone) {
+			return nil, nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("the gateway does not run: %w", ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Attach makes a card for a sandbox, which is served under the policy from now on, in place of one that it had. With from, names have the
+// addresses they have for that sandbox.
+func (c *Client) Attach(ctx context.Context, id string, p Policy, from string) (card Card, inside, outside *os.File, err error) {
+	r, files, err := c.call(ctx, &Request{Op: OpAttach, ID: id, Policy: &p, From: from})
+	if err != nil {
+		return Card{}, nil, nil, err
+	}
+	if len(files) != 2 || r.Card == nil {
+		for _, f := range files {
+			f.Close()
+		}
+		return Card{}, nil, nil, fmt.Errorf("the gateway sent %d descriptors", len(files))
+	}
+	return *r.Card, files[0], files[1], nil
+}
+
+// Adopt has a gateway serve a card that is there, by its outer end, which the caller closes.
+func (c *Client) Adopt(ctx context.Context, id string, outside *os.File, p Policy) error {
+	_, _, err := c.call(ctx, &Request{Op: OpAdopt, ID: id, Policy: &p}, outside)
+	return err
+}
+
+// Detach ends a sandbox's flows and its card.
+func (c *Client) Detach(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &Request{Op: OpDetach, ID: id})
+	return err
+}
+
+// SetPolicy changes a sandbox's policy; flows that it does not allow have ended when it returns.
+func (c *Client) SetPolicy(ctx context.Context, id string, p Policy) error {
+	_, _, err := c.call(ctx, &Request{Op: OpPolicy, ID: id, Policy: &p})
+	return err
+}
+
+// List returns the sandboxes that have a card.
+func (c *Client) List(ctx context.Context) ([]Attached, error) {
+	r, _, err := c.call(ctx, &Request{Op: OpList})
+	if err != nil {
+		return nil, err
+	}
+	return r.Cards, nil
+}
+
+// Card returns the outer end of a sandbox's card, which the caller closes.
+func (c *Client) Card(ctx context.Context, id string) (*os.File, error) {
+	_, files, err := c.call(ctx, &Request{Op: OpCard, ID: id})
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		return nil, fmt.Errorf("the gateway sent %d descriptors", len(files))
+	}
+	return files[0], nil
+}
+
+// Authority returns the certificate that sandboxes have to trust, in PEM form.
+func (c *Client) Authority() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.authority
+}
+
+// Close lets go of the gateway, which goes on.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	if c.conn != nil {
+		return c.conn.Close()
+	}
+	return nil
+}
+
+// Retire ends the gateway, and with it all flows, and closes the client.
+func (c *Client) Retire(ctx context.Context) error {
+	c.Close()
+	gone, err := c.p.Gone()
+	if err != nil {
+		return err
+	}
+	conn, _, _, err := c.roundTrip(ctx, &Request{Op: OpRetire})
+	if errors.Is(err, companion.ErrNone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	conn.Close()
+	return gone(ctx)
+}

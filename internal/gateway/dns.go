@@ -1,0 +1,242 @@
+//go:build linux
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/netutil"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+// nameTTL is how long a sandbox may keep the address of a name, in seconds. The address stays the name's for longer.
+const nameTTL = 60
+
+// maxAsking is how many questions of a sandbox may wait for the resolver, and how many connections it may have to ask them on.
+const maxAsking = 64
+
+// dnsServer answers a sandbox's questions for names. It passes none on: an allowed name is looked up by the gateway itself, and what is not
+// allowed is not asked anybody.
+type dnsServer struct {
+	c       *card
+	servers []*dns.Server
+	asking  chan struct{}
+}
+
+// serveDNS answers on port 53 of the gateway's addresses.
+func serveDNS(c *card) (*dnsServer, error) {
+	d := &dnsServer{c: c, asking: make(chan struct{}, maxAsking)}
+	for _, at := range []struct {
+		addr  netip.Addr
+		proto tcpip.NetworkProtocolNumber
+	}{{GatewayIPv4, ipv4.ProtocolNumber}, {GatewayIPv6, ipv6.ProtocolNumber}} {
+		full := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(at.addr.AsSlice()), Port: 53}
+		p, err := gonet.DialUDP(c.stack, &full, nil, at.proto)
+		if err != nil {
+			d.close()
+			return nil, err
+		}
+		d.serve(&dns.Server{PacketConn: p})
+		l, err := gonet.ListenTCP(c.stack, full, at.proto)
+		if err != nil {
+			d.close()
+			return nil, err
+		}
+		d.serve(&dns.Server{Listener: netutil.LimitListener(l, maxAsking), MaxTCPQueries: 128, IdleTimeout: func() time.Duration { return 10 * time.Second }})
+	}
+	return d, nil
+}
+
+func (d *dnsServer) serve(s *dns.Server) {
+	s.Handler = dns.HandlerFunc(d.answer)
+	s.ReadTimeout, s.WriteTimeout = 5*time.Second, 5*time.Second
+	d.servers = append(d.servers, s)
+	go func() {
+		if err := s.ActivateAndServe(); err != nil && d.c.life.Err() == nil {
+			d.c.g.log.Error("the name server of a sandbox has ended", "sandbox", d.c.id, "error", err)
+		}
+	}()
+}
+
+func (d *dnsServer) close() {
+	for _, s := range d.servers {
+		// Not Shutdown, which waits for connections that a sandbox keeps open.
+		if s.PacketConn != nil {
+			s.PacketConn.Close()
+		}
+		if s.Listener != nil {
+			s.Listener.Close()
+		}
+	}
+}
+
+// answer answers one question.
+func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
+	m := new(dns.Msg)
+	m.SetReply(q)
+	m.RecursionAvailable = true
+	defer func() {
+		if o := q.IsEdns0(); o != nil && m.IsEdns0() == nil {
+			m.SetEdns0(dns.DefaultMsgSize, false)
+		}
+		w.WriteMsg(m)
+	}()
+	if q.Opcode != dns.OpcodeQuery || len(q.Question) != 1 || q.Question[0].Qclass != dns.ClassINET {
+		m.Rcode = dns.RcodeRefused
+		return
+	}
+	ask := q.Question[0]
+	if a, ok := reverse(ask.Name); ok {
+		d.reverse(m, ask, a)
+		return
+	}
+	h, err := hostOf(ask.Name)
+	if err != nil {
+		d.deny(m, q, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
+		return
+	}
+	p := d.c.policy.Load()
+	if v := p.Lookup(h); !v.Allow {
+		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Rule: v.Rule, Reason: v.Reason})
+		return
+	}
+	// No other type is needed to reach a name, and each could carry something out.
+	if ask.Qtype != dns.TypeA && ask.Qtype != dns.TypeAAAA {
+		return
+	}
+	select {
+	case d.asking <- struct{}{}:
+		defer func() { <-d.asking }()
+	default:
+		m.Rcode = dns.RcodeServerFailure
+		return
+	}
+	v4, v6, err := d.c.name(p, h)
+	var limit *limitError
+	switch {
+	case errors.Is(err, errNoName):
+		m.Rcode = dns.RcodeNameError
+	case errors.As(err, &limit):
+		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
+	case err != nil:
+		m.Rcode = dns.RcodeServerFailure
+		explain(m, q, dns.ExtendedErrorCodeNetworkError, err.Error())
+	case ask.Qtype == dns.TypeA:
+		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: ask.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: nameTTL}, A: v4.AsSlice()}}
+	default:
+		m.Answer = []dns.RR{&dns.AAAA{Hdr: dns.RR_Header{Name: ask.Name, Rrtype: dns.TypeAAAA, Class: dns.ClassINET, Ttl: nameTTL}, AAAA: v6.AsSlice()}}
+	}
+}
+
+// name gives an allowed name its addresses, if it exists and can be reached.
+func (c *card) name(p *policy.Policy, h policy.Host) (v4, v6 netip.Addr, err error) {
+	c.names.mu.Lock()
+	_, known := c.names.byName[h]
+	c.names.mu.Unlock()
+	if !known {
+		if err := c.meter.newHost(p.Limits()); err != nil {
+			return v4, v6, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(c.life, lookupTime)
+	defer cancel()
+	addrs, err := c.g.resolver.lookup(ctx, h)
+	if err != nil {
+		return v4, v6, err
+	}
+	// Which of them may be dialled depends on the flow, and is decided on then.
+	if !known {
+		if err := c.record(Entry{Action: "dns.allow", Host: h, Addr: addrs[0].String(), Rule: p.Lookup(h).Rule}); err != nil {
+			return v4, v6, err
+		}
+	}
+	v4, v6, ok := c.names.add(h)
+	if !ok {
+		return v4, v6, &limitError{"the sandbox has looked up more names than it can have"}
+	}
+	return v4, v6, nil
+}
+
+// hostOf returns the canonical form of a name on the wire, in which bytes may be escaped.
+func hostOf(name string) (policy.Host, error) {
+	if strings.ContainsRune(name, '\\') {
+		return "", errors.New("the name has bytes that no host name has")
+	}
+	if name == "." {
+		return "", errors.New("the root has no address")
+	}
+	return policy.ParseHost(name)
+}
+
+// deny answers that a name does not exist, which every program understands, and says why to those that can hear it.
+func (d *dnsServer) deny(m, q *dns.Msg, e Entry) {
+	m.Rcode = dns.RcodeNameError
+	explain(m, q, dns.ExtendedErrorCodeProhibited, e.Reason)
+	d.c.refuse(e)
+}
+
+// explain adds a reason for those that ask with EDNS.
+func explain(m, q *dns.Msg, code uint16, text string) {
+	if q.IsEdns0() == nil {
+		return
+	}
+	m.SetEdns0(dns.DefaultMsgSize, false)
+	o := m.IsEdns0()
+	o.Option = append(o.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: text})
+}
+
+// reverse answers for what address a name stands.
+func (d *dnsServer) reverse(m *dns.Msg, ask dns.Question, a netip.Addr) {
+	h, _ := d.c.names.find(a)
+	switch {
+	case a == GatewayIPv4 || a == GatewayIPv6:
+		h = "gateway.internal"
+	case h == "":
+		m.Rcode = dns.RcodeNameError
+		return
+	}
+	if ask.Qtype == dns.TypePTR {
+		m.Answer = []dns.RR{&dns.PTR{Hdr: dns.RR_Header{Name: ask.Name, Rrtype: dns.TypePTR, Class: dns.ClassINET, Ttl: nameTTL}, Ptr: string(h) + "."}}
+	}
+}
+
+// reverse reads the name under which an address is asked for.
+func reverse(name string) (netip.Addr, bool) {
+	lower := strings.ToLower(name)
+	if s, ok := strings.CutSuffix(lower, ".in-addr.arpa."); ok {
+		l := strings.Split(s, ".")
+		for i, j := 0, len(l)-1; i < j; i, j = i+1, j-1 {
+			l[i], l[j] = l[j], l[i]
+		}
+		a, err := netip.ParseAddr(strings.Join(l, "."))
+		return a, err == nil && a.Is4()
+	}
+	if s, ok := strings.CutSuffix(lower, ".ip6.arpa."); ok {
+		if len(s) != 63 {
+			return netip.Addr{}, false
+		}
+		var b strings.Builder
+		for i := 62; i >= 0; i -= 2 {
+			b.WriteByte(s[i])
+			if n := (62 - i) / 2; n%4 == 3 && n != 31 {
+				b.WriteByte(':')
+			}
+		}
+		a, err := netip.ParseAddr(b.String())
+		return a, err == nil && a.Is6()
+	}
+	return netip.Addr{}, false
+}
+
+var _ net.PacketConn = (*gonet.UDPConn)(nil)

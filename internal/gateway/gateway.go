@@ -1,0 +1,316 @@
+//go:build linux
+
+// Package gateway is the network of sandboxes, and all of it. It holds the far end of each sandbox's network card and ends every
+// flow there, in a TCP/IP stack of its own for each: no packet is forwarded. A flow is decided on by its policy, and if it may be,
+// the gateway looks the name up, compares the addresses with the policy and connects to one of those itself.
+//
+// What is not written here does not happen: without a policy, or when the process is gone, nothing passes.
+package gateway
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+// Options of a gateway.
+type Options struct {
+	// Authority signs the certificates that inspected connections see; nil means that a connection which has to be inspected is denied.
+	Authority *Authority
+	// Evidence gets what happens. A flow that cannot be recorded does not happen. Nil means none.
+	Evidence func(Entry) error
+	// Resolver and Dialer are the host's own if nil.
+	Resolver Resolver
+	Dialer   Dialer
+	// Roots verify the servers of inspected connections; nil means the host's.
+	Roots *x509.CertPool
+	// Logger gets what is nobody's evidence; nil means none.
+	Logger *slog.Logger
+}
+
+// Gateway serves the cards of a host's sandboxes.
+type Gateway struct {
+	opts     Options
+	log      *slog.Logger
+	resolver *resolver
+	dialer   Dialer
+	inspect  *inspector
+
+	mu     sync.Mutex
+	cards  map[string]*card
+	past   map[string]*names // of sandboxes that have no card now
+	closed bool
+}
+
+// New returns a gateway without a card.
+func New(opts Options) *Gateway {
+	if opts.Evidence == nil {
+		opts.Evidence = func(Entry) error { return nil }
+	}
+	if opts.Resolver == nil {
+		opts.Resolver = &net.Resolver{PreferGo: true}
+	}
+	if opts.Dialer == nil {
+		opts.Dialer = &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true}}
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
+	g.inspect = newInspector(g)
+	return g
+}
+
+// card is a sandbox's.
+type card struct {
+	id      string
+	g       *Gateway
+	file    *os.File
+	stack   *stack.Stack
+	link    stack.LinkEndpoint
+	names   *names
+	meter   *meter
+	dns     *dnsServer
+	forward *http.Transport
+	// life ends with the card.
+	life context.Context
+	end  context.CancelFunc
+	// policy is that of this moment, never nil.
+	policy atomic.Pointer[policy.Policy]
+	// denials keeps the record from growing with each packet that is refused.
+	denials bucket
+
+	mu    sync.Mutex
+	flows map[*flow]bool
+}
+
+// ErrNotFound says that a sandbox has no card.
+var ErrNotFound = errors.New("the sandbox has no card")
+
+// Attach serves a card, under a policy which holds from the first packet on. The end is the gateway's then, also after a failure. A card that
+// the sandbox had before is let go of: it has been started anew. Names keep the addresses that they had for it, or for the sandbox from, whose
+// memory it goes on from.
+func (g *Gateway) Attach(id string, end *os.File, p *policy.Policy, from string) error {
+	if p == nil {
+		end.Close()
+		return fmt.Errorf("attach sandbox %s: no policy", id)
+	}
+	c := &card{id: id, g: g, file: end, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, denials: newBucket(50, 200)}
+	c.policy.Store(p)
+	c.life, c.end = context.WithCancel(context.Background())
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		end.Close()
+		return errors.New("the gateway is closed")
+	}
+	before := g.cards[id]
+	if before != nil {
+		delete(g.cards, id)
+		go before.close()
+	}
+	switch {
+	case before != nil:
+		before.names.copyTo(c.names)
+	case g.past[id] != nil:
+		g.past[id].copyTo(c.names)
+	case g.cards[from] != nil:
+		g.cards[from].names.copyTo(c.names)
+	case g.past[from] != nil:
+		g.past[from].copyTo(c.names)
+	}
+	delete(g.past, id)
+	s, link, err := newStack(int(end.Fd()), func() { go g.drop(c) })
+	if err != nil {
+		end.Close()
+		return err
+	}
+	c.stack, c.link = s, link
+	c.forward = g.inspect.transport(c)
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxOpening, c.acceptTCP).HandlePacket)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, c.acceptUDP).HandlePacket)
+	if c.dns, err = serveDNS(c); err != nil {
+		c.close()
+		return err
+	}
+	g.cards[id] = c
+	return nil
+}
+
+// Detach ends the flows of a sandbox and lets go of its card. Without one it does nothing.
+func (g *Gateway) Detach(id string) {
+	if c, err := g.card(id); err == nil {
+		g.drop(c)
+	}
+}
+
+// drop lets go of a card, if it is still its sandbox's. The sandbox may come back, with addresses in its memory.
+func (g *Gateway) drop(c *card) {
+	g.mu.Lock()
+	mine := g.cards[c.id] == c
+	if mine {
+		delete(g.cards, c.id)
+		if len(g.past) >= maxPast {
+			clear(g.past)
+		}
+		g.past[c.id] = c.names
+	}
+	g.mu.Unlock()
+	if mine {
+		c.close()
+	}
+}
+
+// maxPast is for how many sandboxes without a card names are remembered.
+const maxPast = 10000
+
+// SetPolicy changes what a sandbox may do. Flows that it no longer may have end before SetPolicy returns.
+func (g *Gateway) SetPolicy(id string, p *policy.Policy) error {
+	if p == nil {
+		return fmt.Errorf("sandbox %s: no policy", id)
+	}
+	c, err := g.card(id)
+	if err != nil {
+		return err
+	}
+	c.policy.Store(p)
+	c.mu.Lock()
+	flows := make([]*flow, 0, len(c.flows))
+	for f := range c.flows {
+		flows = append(flows, f)
+	}
+	c.mu.Unlock()
+	for _, f := range flows {
+		if v := f.again(p); !v.Allow {
+			f.stop(&deniedError{verdict: v})
+		}
+	}
+	c.forward.CloseIdleConnections()
+	return nil
+}
+
+// Policy returns that of a sandbox.
+func (g *Gateway) Policy(id string) (*policy.Policy, error) {
+	c, err := g.card(id)
+	if err != nil {
+		return nil, err
+	}
+	return c.policy.Load(), nil
+}
+
+// Sandboxes returns the ids of those that have a card, in order.
+func (g *Gateway) Sandboxes() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	ids := make([]string, 0, len(g.cards))
+	for id := range g.cards {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (g *Gateway) card(id string) (*card, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c := g.cards[id]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("sandbox %s: %w", id, ErrNotFound)
+}
+
+// Close ends all flows and all cards, also for whoever else has a copy of them. A gateway that another is to follow just ends its process.
+func (g *Gateway) Close() {
+	g.mu.Lock()
+	g.closed = true
+	cards := g.cards
+	g.cards = map[string]*card{}
+	g.mu.Unlock()
+	for _, c := range cards {
+		c.close()
+	}
+	g.inspect.close()
+}
+
+// close ends a card; it is called once.
+func (c *card) close() {
+	c.end()
+	if c.dns != nil {
+		c.dns.close()
+	}
+	c.forward.CloseIdleConnections()
+	c.mu.Lock()
+	for f := range c.flows {
+		f.stop(errDetached)
+	}
+	c.mu.Unlock()
+	go c.release()
+}
+
+// release gives back what a card holds, once nothing of it is in use. The stack waits for the link's reader with its lock held, the
+// reader may wait for a connection, and a connection that is being ended for the lock: so the reader goes first, then the
+// connections, and only then the stack.
+func (c *card) release() {
+	unix.Shutdown(int(c.file.Fd()), unix.SHUT_RDWR)
+	c.link.Wait()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		c.mu.Lock()
+		left := len(c.flows)
+		c.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			c.g.log.Error("flows of a card that is gone do not end; what they hold is kept", "sandbox", c.id, "flows", left)
+			return
+		}
+	}
+	c.stack.RemoveNIC(nic)
+	c.stack.Close()
+	c.stack.Wait()
+	c.file.Close()
+}
+
+var errDetached = errors.New("the sandbox has no card any more")
+
+// Entry is what happened once.
+type Entry struct {
+	Sandbox string
+	Time    time.Time
+	// Action is "flow.open", "flow.close", "flow.deny", "http.request", "http.deny", "dns.allow" or "dns.deny".
+	Action string
+	Host   policy.Host
+	// Addr is the address that was dialled, or that was asked for where there is no host.
+	Addr     string
+	Port     uint16
+	Protocol policy.Protocol
+	Rule     string
+	Policy   string
+	Reason   string
+	// Up and Down are bytes to and from the other side.
+	Up, Down int64
+	Duration time.Duration
+	Method   string
+	Path     string
+	Status   int
+	// Inspected says that the gateway has seen what was said.
+	Inspected bool
+	// More counts what happened alike and has no record of its own.
+	More int64
+}

@@ -1,0 +1,525 @@
+//go:build linux
+
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+	"github.com/warren-sandbox/warren/internal/secret"
+)
+
+const (
+	// maxHeader bounds the head of a request, headTime how long it may take to come.
+	maxHeader = 256 << 10
+	headTime  = 30 * time.Second
+	// keepTime is how long a connection without a request is kept, on either side.
+	keepTime = 90 * time.Second
+	// maxStreams is how many requests may be under way on one connection.
+	maxStreams = 128
+)
+
+// inspector speaks HTTP with sandboxes, decides on each request, and makes those that may be anew towards the server: nothing but
+// what the standard library has understood goes on.
+type inspector struct {
+	g      *Gateway
+	server *http.Server
+	conns  chan net.Conn
+	done   chan struct{}
+	once   sync.Once
+	proxy  *httputil.ReverseProxy
+}
+
+func newInspector(g *Gateway) *inspector {
+	i := &inspector{g: g, conns: make(chan net.Conn), done: make(chan struct{})}
+	quiet := slog.NewLogLogger(g.log.Handler(), slog.LevelDebug)
+	i.server = &http.Server{
+		Handler:           http.HandlerFunc(i.handle),
+		ConnContext:       withFlow,
+		ReadHeaderTimeout: headTime,
+		IdleTimeout:       keepTime,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          quiet,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+	}
+	i.proxy = &httputil.ReverseProxy{
+		Rewrite:        func(*httputil.ProxyRequest) {},
+		Transport:      roundTripper{},
+		FlushInterval:  -1,
+		ErrorLog:       quiet,
+		ErrorHandler:   i.failed,
+		ModifyResponse: answered,
+		BufferPool:     &buffers{},
+	}
+	go i.server.Serve(i)
+	return i
+}
+
+// Accept, Close and Addr make the inspector the listener of its server.
+func (i *inspector) Accept() (net.Conn, error) {
+	select {
+	case c := <-i.conns:
+		return c, nil
+	case <-i.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends Accept.
+func (i *inspector) Close() error { i.once.Do(func() { close(i.done) }); return nil }
+
+// Addr is of no use.
+func (i *inspector) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (i *inspector) close() {
+	i.Close()
+	i.server.Close()
+}
+
+// flowConn is a connection in the server's hands.
+type flowConn struct {
+	net.Conn
+	f    *flow
+	once sync.Once
+	// ended is closed when the server is done with it.
+	ended chan struct{}
+}
+
+func (c *flowConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.f.up.Add(int64(n))
+	if lerr := c.f.card.meter.up(int64(n)); lerr != nil && n > 0 {
+		return 0, lerr
+	}
+	return n, err
+}
+
+func (c *flowConn) Write(b []byte) (int, error) {
+	if err := c.f.card.meter.down(int64(len(b))); err != nil && len(b) > 0 {
+		return 0, err
+	}
+	n, err := c.Conn.Write(b)
+	c.f.down.Add(int64(n))
+	return n, err
+}
+
+func (c *flowConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() { close(c.ended) })
+	return err
+}
+
+// CloseWrite ends the sending half.
+func (c *flowConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+type flowKey struct{}
+
+// withFlow gives the requests of a connection its flow.
+func withFlow(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return context.WithValue(ctx, flowKey{}, c.(*flowConn).f)
+}
+
+// serve speaks plain HTTP on a connection until it ends.
+func (i *inspector) serve(f *flow, c net.Conn) {
+	fc := &flowConn{Conn: c, f: f, ended: make(chan struct{})}
+	i.run(fc, fc)
+}
+
+// serveTLS speaks HTTP on a TLS connection, for which it has a certificate of its own.
+func (i *inspector) serveTLS(f *flow, c net.Conn) {
+	a := i.g.opts.Authority
+	if a == nil {
+		f.card.deny(f, policy.Verdict{Reason: "the connection has to be inspected, and the gateway has no certificate authority"})
+		return
+	}
+	leaf, err := a.leaf(f.to.Host)
+	if err != nil {
+		f.card.failed(f, err)
+		return
+	}
+	fc := &flowConn{Conn: c, f: f, ended: make(chan struct{})}
+	i.run(fc, tls.Server(fc, &tls.Config{
+		Certificates: []tls.Certificate{*leaf},
+		MinVersion:   tls.VersionTLS12,
+		NextProtos:   []string{"h2", "http/1.1"},
+		// The tickets of a sandbox shall not open another's session.
+		SessionTicketsDisabled: true,
+	}))
+}
+
+func (i *inspector) run(fc *flowConn, c net.Conn) {
+	select {
+	case i.conns <- c:
+	case <-i.done:
+		return
+	case <-fc.f.life.Done():
+		return
+	}
+	select {
+	case <-fc.ended:
+	case <-fc.f.life.Done():
+		fc.Close()
+	}
+	f := fc.f
+	e := f.entry("flow.close")
+	e.Up, e.Down, e.Duration = f.up.Load(), f.down.Load(), time.Since(f.started)
+	if err := context.Cause(f.life); err != nil {
+		e.Reason = err.Error()
+	}
+	f.card.record(e)
+}
+
+// handle decides on a request and carries it out.
+func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
+	conn := r.Context().Value(flowKey{}).(*flow)
+	c := conn.card
+	started := time.Now()
+	e := conn.entry("http.request")
+	e.Method, e.Path = r.Method, r.URL.Path
+	refuse := func(status int, v policy.Verdict) {
+		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, v.Reason, status
+		c.refuse(e)
+		say(w, status, fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path, v.Reason))
+	}
+	if status, err := checkRequest(r, conn.to); err != nil {
+		refuse(status, policy.Verdict{Reason: err.Error()})
+		return
+	}
+	path, err := policy.CanonicalPath(r.URL.EscapedPath())
+	if err != nil {
+		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
+		return
+	}
+	e.Path = path
+	p := c.policy.Load()
+	ask := policy.Request{Flow: conn.to, Method: r.Method, Path: path, Query: r.URL.RawQuery, Header: r.Header}
+	v := p.Request(ask)
+	if !v.Allow {
+		refuse(http.StatusForbidden, v)
+		return
+	}
+	e.Rule = v.Rule
+	if err := c.meter.request(p.Limits()); err != nil {
+		w.Header().Set("Retry-After", "10")
+		refuse(http.StatusTooManyRequests, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
+		return
+	}
+	unescaped, err := url.PathUnescape(path)
+	if err != nil {
+		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
+		return
+	}
+	// A copy of the header: the proxy changes it, and the decision may be looked at again.
+	f := &flow{to: conn.to, rule: v.Rule, request: &policy.Request{Flow: ask.Flow, Method: ask.Method, Path: path, Query: ask.Query, Header: r.Header.Clone()}, inspected: true}
+	if err := c.begin(r.Context(), f); err != nil {
+		refuse(http.StatusTooManyRequests, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
+		return
+	}
+	defer c.done(f)
+	// A policy that came meanwhile did not see the request.
+	if now := c.policy.Load(); now != p {
+		if v := now.Request(*f.request); !v.Allow {
+			refuse(http.StatusForbidden, v)
+			return
+		}
+	}
+	out := r.WithContext(context.WithValue(f.life, flowKey{}, f))
+	out.URL = &url.URL{Scheme: string(conn.to.Protocol), Host: hostPort(conn.to), Path: unescaped, RawPath: path, RawQuery: r.URL.RawQuery}
+	out.Host = canonicalHost(conn.to)
+	if p.PlatformCredentialsOnly() {
+		secret.StripCredentials(out)
+	}
+	sw := &statusWriter{ResponseWriter: w}
+	// The stop of a flow must reach a response that is being streamed to a reader who does not read.
+	stop := context.AfterFunc(f.life, func() {
+		if context.Cause(f.life) != context.Canceled {
+			http.NewResponseController(w).SetWriteDeadline(time.Now())
+		}
+	})
+	defer stop()
+	defer func() {
+		e.Status, e.Duration, e.Up, e.Down = sw.status, time.Since(started), f.up.Load(), f.down.Load()
+		if a := f.addr.Load(); a != nil {
+			e.Addr = a.String()
+		}
+		if cause := context.Cause(f.life); cause != nil && !errors.Is(cause, context.Canceled) {
+			e.Reason = cause.Error()
+		}
+		c.record(e)
+	}()
+	i.proxy.ServeHTTP(sw, out)
+}
+
+// checkRequest refuses what is no plain request to the host of its connection. Each of these has been a way to make two programs
+// understand a request differently.
+func checkRequest(r *http.Request, to policy.Flow) (int, error) {
+	switch {
+	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
+		return http.StatusMethodNotAllowed, fmt.Errorf("method %s is not served", r.Method)
+	case !validMethod(r.Method):
+		return http.StatusBadRequest, errors.New("the method is no word in capitals")
+	case r.ProtoMajor == 1 && r.URL.IsAbs():
+		return http.StatusBadRequest, errors.New("the request target names a host itself, as to a proxy")
+	case !strings.HasPrefix(r.URL.Path, "/") && !(r.Method == http.MethodOptions && r.RequestURI == "*"):
+		return http.StatusBadRequest, errors.New("the path does not begin with /")
+	case r.ProtoMajor == 1 && r.ProtoMinor == 0 && len(r.TransferEncoding) > 0:
+		return http.StatusBadRequest, errors.New("a transfer encoding in HTTP/1.0")
+	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
+		return http.StatusBadRequest, errors.New("a header for proxies")
+	}
+	if err := sameHost(r.Host, to); err != nil {
+		return http.StatusMisdirectedRequest, err
+	}
+	if up := r.Header["Upgrade"]; len(up) > 0 {
+		if len(up) > 1 || !strings.EqualFold(up[0], "websocket") {
+			return http.StatusBadRequest, fmt.Errorf("an upgrade to %q is not served", strings.Join(up, ", "))
+		}
+		if r.Method != http.MethodGet || r.ProtoMajor != 1 {
+			return http.StatusBadRequest, errors.New("a WebSocket begins with GET")
+		}
+	}
+	for name, values := range r.Header {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return http.StatusBadRequest, errors.New("the name of a header is none")
+		}
+		for _, v := range values {
+			if !httpguts.ValidHeaderFieldValue(v) {
+				return http.StatusBadRequest, fmt.Errorf("header %s has bytes that no header has", name)
+			}
+		}
+	}
+	return 0, nil
+}
+
+func validMethod(m string) bool {
+	for _, b := range []byte(m) {
+		if b < 'A' || b > 'Z' {
+			return false
+		}
+	}
+	return m != "" && len(m) <= 32
+}
+
+// sameHost compares the host that a request names with that of its connection.
+func sameHost(host string, to policy.Flow) error {
+	if host == "" {
+		return errors.New("the request names no host")
+	}
+	name, port := host, ""
+	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
+		name, port = host[:i], host[i+1:]
+	}
+	name = strings.TrimSuffix(strings.TrimPrefix(name, "["), "]")
+	h, err := policy.ParseHost(name)
+	if err != nil {
+		return fmt.Errorf("the host of the request: %w", err)
+	}
+	if h != to.Host {
+		return fmt.Errorf("the request is for %s, but the connection is to %s", h, to.Host)
+	}
+	if port == "" && to.Port == defaultPort(to.Protocol) || port == strconv.Itoa(int(to.Port)) {
+		return nil
+	}
+	return fmt.Errorf("the request is for port %q, but the connection is to port %d", port, to.Port)
+}
+
+func defaultPort(p policy.Protocol) uint16 {
+	if p == policy.HTTP {
+		return 80
+	}
+	return 443
+}
+
+// hostPort is where a flow goes, as a URL says it.
+func hostPort(to policy.Flow) string {
+	return net.JoinHostPort(string(to.Host), strconv.Itoa(int(to.Port)))
+}
+
+// canonicalHost is the Host header of a flow.
+func canonicalHost(to policy.Flow) string {
+	if to.Port == defaultPort(to.Protocol) {
+		if a, ok := to.Host.Addr(); ok && a.Is6() {
+			return "[" + string(to.Host) + "]"
+		}
+		return string(to.Host)
+	}
+	return hostPort(to)
+}
+
+// roundTripper carries a request out by the transport of its sandbox, with which no other shares a connection.
+type roundTripper struct{}
+
+func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	f := r.Context().Value(flowKey{}).(*flow)
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = &countedBody{r.Body, f}
+	}
+	trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		// It may be a connection that an earlier request was made on.
+		if a, err := netip.ParseAddrPort(i.Conn.RemoteAddr().String()); err == nil {
+			ip := a.Addr().Unmap()
+			f.addr.Store(&ip)
+		}
+	}}
+	return f.card.forward.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+}
+
+// countedBody counts what a request sends.
+type countedBody struct {
+	io.ReadCloser
+	f *flow
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.f.up.Add(int64(n))
+	return n, err
+}
+
+// transport makes the connections to servers of a sandbox.
+func (i *inspector) transport(c *card) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			f, ok := ctx.Value(flowKey{}).(*flow)
+			if !ok {
+				return nil, errors.New("a dial for no flow")
+			}
+			if address != hostPort(f.to) {
+				return nil, fmt.Errorf("a dial to %s for a flow to %s", address, hostPort(f.to))
+			}
+			conn, _, err := i.g.resolver.connect(ctx, i.g.dialer, "tcp", c.policy.Load(), f.to)
+			return conn, err
+		},
+		TLSClientConfig:        &tls.Config{RootCAs: i.g.opts.Roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    dialTime,
+		ForceAttemptHTTP2:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHeader,
+		MaxIdleConnsPerHost:    32,
+		IdleConnTimeout:        keepTime,
+		ExpectContinueTimeout:  time.Second,
+	}
+}
+
+// answered changes the head of what a server answers: it may not send the sandbox elsewhere beside the gateway.
+func answered(r *http.Response) error {
+	r.Header.Del("Alt-Svc")
+	if r.StatusCode == http.StatusSwitchingProtocols && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return errors.New("the server switched to a protocol that nobody asked for")
+	}
+	f := r.Request.Context().Value(flowKey{}).(*flow)
+	if rw, ok := r.Body.(io.ReadWriteCloser); ok && r.StatusCode == http.StatusSwitchingProtocols {
+		r.Body = &countedSocket{rw, f}
+		return nil
+	}
+	r.Body = &countedAnswer{r.Body, f}
+	return nil
+}
+
+type countedAnswer struct {
+	io.ReadCloser
+	f *flow
+}
+
+func (b *countedAnswer) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.f.down.Add(int64(n))
+	return n, err
+}
+
+type countedSocket struct {
+	io.ReadWriteCloser
+	f *flow
+}
+
+func (s *countedSocket) Read(p []byte) (int, error) {
+	n, err := s.ReadWriteCloser.Read(p)
+	s.f.down.Add(int64(n))
+	return n, err
+}
+
+func (s *countedSocket) Write(p []byte) (int, error) {
+	n, err := s.ReadWriteCloser.Write(p)
+	s.f.up.Add(int64(n))
+	return n, err
+}
+
+// failed answers for a server that could not be asked.
+func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
+	f := r.Context().Value(flowKey{}).(*flow)
+	status, text := http.StatusBadGateway, "the server could not be asked: "+err.Error()
+	var d *deniedError
+	var t net.Error
+	switch {
+	case errors.As(err, &d):
+		status, text = http.StatusForbidden, d.Error()
+	case errors.Is(err, errNoName):
+		text = fmt.Sprintf("there is no host %s", f.to.Host)
+	case errors.As(err, &t) && t.Timeout():
+		status = http.StatusGatewayTimeout
+	}
+	say(w, status, text)
+}
+
+// errorHeader tells what the gateway says from what a server said.
+const errorHeader = "Warren-Gateway"
+
+// say answers in words.
+func say(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set(errorHeader, "refused")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, "warren: %s\n", text)
+}
+
+// statusWriter remembers the status.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	if w.status < 200 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets the proxy flush and take over the connection.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// buffers are the proxy's.
+type buffers struct{ pool sync.Pool }
+
+// Get returns a buffer.
+func (b *buffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 32<<10)
+}
+
+// Put takes one back.
+func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

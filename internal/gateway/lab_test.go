@@ -1,0 +1,334 @@
+//go:build linux
+
+package gateway
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/fdbased"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+// lab is an internet of its own: names, addresses that look public, and servers behind them. What arrives there is what counts.
+type lab struct {
+	t    testing.TB
+	g    *Gateway
+	ca   *Authority // the gateway's
+	root *Authority // that of the servers
+
+	mu      sync.Mutex
+	addrs   map[string][]netip.Addr
+	servers map[string]string // address to listener
+	asked   []string          // names that the gateway asked the world for
+	dialled []string          // addresses that it went to
+	entries []Entry
+	fail    error // of evidence
+}
+
+func newLab(t testing.TB) *lab {
+	l := &lab{t: t, addrs: map[string][]netip.Addr{}, servers: map[string]string{}}
+	var err error
+	if l.ca, err = OpenAuthority(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	if l.root, err = OpenAuthority(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(l.root.cert)
+	l.g = New(Options{Authority: l.ca, Resolver: l, Dialer: l, Roots: roots, Evidence: l.evidence})
+	t.Cleanup(l.g.Close)
+	return l
+}
+
+func (l *lab) evidence(e Entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fail != nil {
+		return l.fail
+	}
+	l.entries = append(l.entries, e)
+	return nil
+}
+
+// LookupNetIP is the lab's DNS.
+func (l *lab) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = append(l.asked, host)
+	a := l.addrs[strings.TrimSuffix(host, ".")]
+	if len(a) == 0 {
+		return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+	}
+	return append([]netip.Addr(nil), a...), nil
+}
+
+// DialContext is the lab's way to its servers.
+func (l *lab) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	l.mu.Lock()
+	l.dialled = append(l.dialled, network+"/"+address)
+	to := l.servers[network+"/"+address]
+	l.mu.Unlock()
+	if to == "" {
+		return nil, errors.New("connection refused")
+	}
+	return (&net.Dialer{}).DialContext(ctx, network, to)
+}
+
+// reached returns where the gateway has gone, and what it asked for, since the last call.
+func (l *lab) reached() (dialled, asked []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	dialled, asked = l.dialled, l.asked
+	l.dialled, l.asked = nil, nil
+	return dialled, asked
+}
+
+func (l *lab) has(action, host string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.Action == action && (host == "" || string(e.Host) == host) {
+			return true
+		}
+	}
+	return false
+}
+
+// name gives a name addresses.
+func (l *lab) name(name string, addrs ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.addrs[name] = nil
+	for _, a := range addrs {
+		l.addrs[name] = append(l.addrs[name], netip.MustParseAddr(a))
+	}
+	l.g.resolver.mu.Lock()
+	clear(l.g.resolver.cache)
+	l.g.resolver.mu.Unlock()
+}
+
+// listen puts a listener at an address of the lab.
+func (l *lab) listen(address string) net.Listener {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { ln.Close() })
+	l.mu.Lock()
+	l.servers["tcp/"+address] = ln.Addr().String()
+	l.mu.Unlock()
+	return ln
+}
+
+// web serves HTTP at an address, with TLS for names if there are any.
+func (l *lab) web(address string, h http.Handler, names ...string) {
+	ln := l.listen(address)
+	s := &http.Server{Handler: h}
+	l.t.Cleanup(func() { s.Close() })
+	if len(names) == 0 {
+		go s.Serve(ln)
+		return
+	}
+	s.TLSConfig = &tls.Config{NextProtos: []string{"h2", "http/1.1"}, Certificates: []tls.Certificate{l.cert(names...)}}
+	go s.ServeTLS(ln, "", "")
+}
+
+func (l *lab) cert(names ...string) tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: names[0]}, DNSNames: names,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}, l.root.cert, key.Public(), l.root.key)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// inside is a sandbox's end of a card, with a stack as its kernel has one.
+type inside struct {
+	t     testing.TB
+	id    string
+	stack *stack.Stack
+	file  *os.File
+	roots *x509.CertPool
+}
+
+// sandbox attaches one with a policy.
+func (l *lab) sandbox(id, rules string) *inside { return l.sandboxFor(l.t, id, rules) }
+
+// sandboxFor attaches one that ends with a part of the test.
+func (l *lab) sandboxFor(t testing.TB, id, rules string) *inside {
+	t.Helper()
+	in, out, err := NewCard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.g.Attach(id, out, l.policy(rules), ""); err != nil {
+		t.Fatal(err)
+	}
+	return l.inside(t, id, in)
+}
+
+func (l *lab) policy(rules string) *policy.Policy {
+	l.t.Helper()
+	p, err := policy.Parse("test", []byte(rules))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return p
+}
+
+func (l *lab) inside(t testing.TB, id string, end *os.File) *inside {
+	t.Helper()
+	s := stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
+	})
+	link, err := fdbased.New(&fdbased.Options{FDs: []int{int(end.Fd())}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 2, TXChecksumOffload: true, RXChecksumOffload: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CreateNIC(1, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []netip.Addr{SandboxIPv4, SandboxIPv6} {
+		proto := tcpip.NetworkProtocolNumber(ipv4.ProtocolNumber)
+		if a.Is6() {
+			proto = ipv6.ProtocolNumber
+		}
+		pa := tcpip.ProtocolAddress{Protocol: proto, AddressWithPrefix: tcpip.AddrFromSlice(a.AsSlice()).WithPrefix()}
+		if err := s.AddProtocolAddress(1, pa, stack.AddressProperties{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}, {Destination: header.IPv6EmptySubnet, NIC: 1}})
+	roots := x509.NewCertPool()
+	roots.AddCert(l.ca.cert)
+	roots.AddCert(l.root.cert)
+	in := &inside{t: t, id: id, stack: s, file: end, roots: roots}
+	t.Cleanup(func() { s.RemoveNIC(1); s.Close(); s.Wait(); end.Close() })
+	return in
+}
+
+func full(a netip.AddrPort) (tcpip.FullAddress, tcpip.NetworkProtocolNumber) {
+	proto := tcpip.NetworkProtocolNumber(ipv4.ProtocolNumber)
+	if a.Addr().Is6() {
+		proto = ipv6.ProtocolNumber
+	}
+	return tcpip.FullAddress{NIC: 1, Addr: tcpip.AddrFromSlice(a.Addr().AsSlice()), Port: a.Port()}, proto
+}
+
+// dial connects to an address.
+func (in *inside) dial(ctx context.Context, a netip.AddrPort) (net.Conn, error) {
+	addr, proto := full(a)
+	return gonet.DialContextTCP(ctx, in.stack, addr, proto)
+}
+
+// ask asks the gateway's name server.
+func (in *inside) ask(name string, qtype uint16) (*dns.Msg, error) {
+	addr, proto := full(netip.AddrPortFrom(GatewayIPv4, 53))
+	c, err := gonet.DialUDP(in.stack, nil, &addr, proto)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	m := new(dns.Msg)
+	m.SetQuestion(dns.Fqdn(name), qtype)
+	m.SetEdns0(1232, false)
+	conn := &dns.Conn{Conn: c}
+	if err := conn.WriteMsg(m); err != nil {
+		return nil, err
+	}
+	return conn.ReadMsg()
+}
+
+// lookup returns the address that stands for a name inside.
+func (in *inside) lookup(name string) (netip.Addr, error) {
+	m, err := in.ask(name, dns.TypeA)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if m.Rcode != dns.RcodeSuccess || len(m.Answer) != 1 {
+		return netip.Addr{}, fmt.Errorf("%s: %s", name, dns.RcodeToString[m.Rcode])
+	}
+	a, _ := netip.AddrFromSlice(m.Answer[0].(*dns.A).A.To4())
+	return a, nil
+}
+
+// dialName connects to a name as a program does.
+func (in *inside) dialName(ctx context.Context, _, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		if a, err = in.lookup(host); err != nil {
+			return nil, err
+		}
+	}
+	n, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if err != nil {
+		return nil, err
+	}
+	return in.dial(ctx, netip.AddrPortFrom(a, uint16(n)))
+}
+
+// client is an HTTP client inside.
+func (in *inside) client() *http.Client {
+	tr := &http.Transport{DialContext: in.dialName, ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: in.roots}}
+	in.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// get returns status and body.
+func (in *inside) get(url string) (int, string, error) {
+	r, err := in.client().Get(url)
+	if err != nil {
+		return 0, "", err
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	return r.StatusCode, string(b), err
+}
+
+// native dials a server of the lab without a gateway.
+func (l *lab) native(address string) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return l.DialContext(ctx, network, address)
+	}
+}

@@ -1,0 +1,261 @@
+//go:build linux
+
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/companion"
+	"github.com/warren-sandbox/warren/internal/gateway/control"
+	"github.com/warren-sandbox/warren/internal/message"
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+// Server lets a daemon use a gateway, see package control.
+type Server struct {
+	g     *Gateway
+	l     *net.UnixListener
+	log   *slog.Logger
+	build string
+	idle  time.Duration
+
+	mu      sync.Mutex
+	clients int
+	lastUse time.Time
+	over    chan struct{}
+	once    sync.Once
+}
+
+// NewServer serves a gateway on a socket. build names the program, idle says how long to stay with no card and no client.
+func NewServer(g *Gateway, l *net.UnixListener, build string, idle time.Duration, log *slog.Logger) *Server {
+	return &Server{g: g, l: l, log: log, build: build, idle: idle, lastUse: time.Now(), over: make(chan struct{})}
+}
+
+// Serve answers calls until Retire is called, by whomever. The cards stay as they are for the next gateway; the process is to end.
+func (s *Server) Serve() {
+	go s.endWhenIdle()
+	for {
+		c, err := s.l.AcceptUnix()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				break
+			}
+			s.log.Warn("accept", "error", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		go s.handle(c)
+	}
+	<-s.over
+}
+
+// Retire ends Serve.
+func (s *Server) Retire() {
+	s.once.Do(func() {
+		close(s.over)
+		s.l.Close()
+	})
+}
+
+// endWhenIdle ends a gateway that nobody needs.
+func (s *Server) endWhenIdle() {
+	for {
+		select {
+		case <-s.over:
+			return
+		case <-time.After(s.idle / 8):
+		}
+		s.mu.Lock()
+		if s.clients > 0 || len(s.g.Sandboxes()) > 0 {
+			s.lastUse = time.Now()
+		}
+		unused := time.Since(s.lastUse)
+		s.mu.Unlock()
+		if unused > s.idle {
+			s.log.Info("no sandbox and no daemon; good bye")
+			s.Retire()
+			return
+		}
+	}
+}
+
+func (s *Server) handle(c *net.UnixConn) {
+	defer c.Close()
+	if err := companion.SameUser(c); err != nil {
+		s.log.Warn("refused a connection", "error", err)
+		return
+	}
+	var req control.Request
+	files, err := message.Read(c, &req)
+	if err != nil {
+		return
+	}
+	defer func() {
+		for _, f := range files {
+			if f != nil {
+				f.Close()
+			}
+		}
+	}()
+	s.mu.Lock()
+	s.lastUse = time.Now()
+	s.mu.Unlock()
+	r, out, err := s.do(&req, files)
+	if err != nil {
+		r = &control.Response{Error: err.Error(), Kind: kindOf(err)}
+	} else {
+		r.OK = true
+	}
+	err = message.Write(c, r, out...)
+	for _, f := range out {
+		f.Close()
+	}
+	if err != nil {
+		return
+	}
+	switch {
+	case r.OK && req.Op == control.OpHold:
+		s.hold(c)
+	case r.OK && req.Op == control.OpRetire:
+		s.Retire()
+	}
+}
+
+// hold keeps a client until one of both sides ends.
+func (s *Server) hold(c *net.UnixConn) {
+	s.mu.Lock()
+	s.clients++
+	s.mu.Unlock()
+	go func() {
+		<-s.over
+		c.Close()
+	}()
+	io.Copy(io.Discard, c)
+	s.mu.Lock()
+	s.clients--
+	s.lastUse = time.Now()
+	s.mu.Unlock()
+}
+
+func kindOf(err error) string {
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return "not_found"
+	case errors.Is(err, errPolicy):
+		return "invalid"
+	}
+	return ""
+}
+
+var errPolicy = errors.New("the policy cannot be used")
+
+// do carries a call out. What it takes of files it sets to nil.
+func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, []*os.File, error) {
+	switch req.Op {
+	case control.OpHold:
+		r := &control.Response{Version: control.Version, Build: s.build}
+		if a := s.g.opts.Authority; a != nil {
+			r.Authority = a.PEM()
+		}
+		return r, nil, nil
+	case control.OpRetire:
+		return &control.Response{}, nil, nil
+	case control.OpList:
+		r := &control.Response{}
+		for _, id := range s.g.Sandboxes() {
+			if p, err := s.g.Policy(id); err == nil {
+				r.Cards = append(r.Cards, control.Attached{ID: id, Policy: p.Digest()})
+			}
+		}
+		return r, nil, nil
+	case control.OpDetach:
+		s.g.Detach(req.ID)
+		return &control.Response{}, nil, nil
+	case control.OpCard:
+		f, err := s.g.Card(req.ID)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &control.Response{}, []*os.File{f}, nil
+	case control.OpAttach, control.OpAdopt, control.OpPolicy:
+	default:
+		return nil, nil, fmt.Errorf("no call %q", req.Op)
+	}
+	p, err := parsePolicy(req.Policy)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch req.Op {
+	case control.OpPolicy:
+		return &control.Response{}, nil, s.g.SetPolicy(req.ID, p)
+	case control.OpAdopt:
+		if len(files) != 1 {
+			return nil, nil, fmt.Errorf("a card with %d descriptors", len(files))
+		}
+		end := files[0]
+		files[0] = nil
+		// What is passed may block.
+		if err := unix.SetNonblock(int(end.Fd()), true); err != nil {
+			end.Close()
+			return nil, nil, err
+		}
+		return &control.Response{}, nil, s.g.Attach(req.ID, end, p, req.From)
+	}
+	inside, outside, err := NewCard()
+	if err != nil {
+		return nil, nil, err
+	}
+	copied, err := duplicate(outside)
+	if err == nil {
+		err = s.g.Attach(req.ID, outside, p, req.From)
+	} else {
+		outside.Close()
+	}
+	if err != nil {
+		inside.Close()
+		if copied != nil {
+			copied.Close()
+		}
+		return nil, nil, err
+	}
+	card := &control.Card{MTU: MTU, Addrs: []netip.Addr{SandboxIPv4, SandboxIPv6}, DNS: []netip.Addr{GatewayIPv4}}
+	return &control.Response{Card: card}, []*os.File{inside, copied}, nil
+}
+
+func parsePolicy(p *control.Policy) (*policy.Policy, error) {
+	if p == nil {
+		return nil, fmt.Errorf("%w: there is none", errPolicy)
+	}
+	parsed, err := policy.Parse(p.Name, p.Source)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errPolicy, err)
+	}
+	return parsed, nil
+}
+
+// Card returns another descriptor of a sandbox's card.
+func (g *Gateway) Card(id string) (*os.File, error) {
+	c, err := g.card(id)
+	if err != nil {
+		return nil, err
+	}
+	return duplicate(c.file)
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "card"), nil
+}

@@ -1,0 +1,332 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// refuseHost denies what no rule may allow.
+func (p *Policy) refuseHost(h Host) (Verdict, bool) {
+	if p == nil || p.allow == nil {
+		return Verdict{Rule: ruleDefault, Reason: "there is no policy"}, true
+	}
+	if !h.canonical() {
+		return Verdict{Rule: ruleDefault, Reason: fmt.Sprintf("%.100q is not the canonical form of a host", h)}, true
+	}
+	if a, ok := h.Addr(); ok {
+		if what, ok := isMetadata(a); ok {
+			return Verdict{Rule: ruleAddress, Reason: fmt.Sprintf("%s is never reachable: %s", a, what)}, true
+		}
+	}
+	return Verdict{}, false
+}
+
+// Lookup decides whether a name may be resolved: whether a connection to it could be allowed, over some port and
+// protocol. Addresses are not names.
+func (p *Policy) Lookup(h Host) Verdict {
+	if v, bad := p.refuseHost(h); bad {
+		return v
+	}
+	if _, ok := h.Addr(); ok {
+		return Verdict{Rule: ruleDefault, Reason: fmt.Sprintf("%s is an address and needs no lookup", h)}
+	}
+	var abuf, dbuf [16]int32
+	denies := p.deny.host(h, dbuf[:0])
+	var first *rule
+	for _, i := range p.allow.host(h, abuf[:0]) {
+		allow := p.allow.rules[i]
+		by := allow.deniedBy(p.deny.rules, denies)
+		if by == nil {
+			return allow.verdict(true)
+		}
+		if first == nil {
+			first = by
+		}
+	}
+	if first != nil {
+		return first.verdict(false)
+	}
+	return Verdict{Rule: ruleDefault, Reason: fmt.Sprintf("no rule allows %q", h)}
+}
+
+// deniedBy returns a rule of those listed, all of which name one host, if together they deny unconditionally whatever
+// the allow rule allows there, or nil.
+func (r *rule) deniedBy(rules []*rule, list []int32) *rule {
+	speaks := protocols
+	if r.protocol != "" {
+		speaks = []Protocol{r.protocol}
+	}
+	var last *rule
+	for _, proto := range speaks {
+		left := r.ports.all()
+		for _, i := range list {
+			if d := rules[i]; !d.conditional() && d.speaks(proto) {
+				if rest := left.minus(d.ports); len(rest) == 0 {
+					left, last = nil, d
+					break
+				} else {
+					left = rest
+				}
+			}
+		}
+		if len(left) > 0 {
+			return nil
+		}
+	}
+	return last
+}
+
+// Connect decides when a connection is made, and about an address that is asked for as such also what [Policy.Address]
+// does. Where inspect is set, the verdict is the connection's only, and each
+// request is to be decided on by [Policy.Request]: because all rules that allow it ask for a method, a path or a
+// condition, because one that denies does, because a rule or platform_credentials_only wants it, or because a secret is granted there.
+func (p *Policy) Connect(f Flow) (v Verdict, inspect bool) {
+	if v, bad := p.refuseHost(f.Host); bad {
+		return v, false
+	}
+	var buf [16]int32
+	for _, i := range p.deny.host(f.Host, buf[:0]) {
+		r := p.deny.rules[i]
+		switch {
+		case !r.flow(f):
+		case !r.conditional():
+			return r.verdict(false), false
+		default:
+			inspect = true
+		}
+	}
+	var first *rule
+	open := false
+	for _, i := range p.allow.host(f.Host, buf[:0]) {
+		r := p.allow.rules[i]
+		if !r.flow(f) {
+			continue
+		}
+		if first == nil {
+			first = r
+		}
+		open = open || !r.conditional()
+		inspect = inspect || r.inspect
+	}
+	if first == nil {
+		return p.byDefault(f), false
+	}
+	if v, bad := p.refuseLiteral(f); bad {
+		return v, false
+	}
+	if !f.Protocol.inspectable() {
+		return first.verdict(true), false
+	}
+	inspect = inspect || !open || p.platformCredentialsOnly
+	for i := range p.grants {
+		inspect = inspect || p.grants[i].Covers(f)
+	}
+	return first.verdict(true), inspect
+}
+
+// refuseLiteral denies an address that is asked for as such and may not be dialled.
+func (p *Policy) refuseLiteral(f Flow) (Verdict, bool) {
+	a, ok := f.Host.Addr()
+	if !ok {
+		return Verdict{}, false
+	}
+	v := p.Address(f, a)
+	return v, !v.Allow
+}
+
+func (p *Policy) byDefault(f Flow) Verdict {
+	return Verdict{Rule: ruleDefault, Reason: "no rule allows " + f.String()}
+}
+
+// Request decides on a request. Deny wins over allow, and what no rule allows is denied.
+//
+// Some requests mean different things to different servers: a path with an encoded slash or with parameters, a method
+// that a header such as X-HTTP-Method-Override replaces. Such a request is allowed if one rule allows all of its
+// meanings, and denied if a rule denies one. A condition that fails to be evaluated allows nothing and denies.
+func (p *Policy) Request(r Request) Verdict {
+	if v, bad := p.refuseHost(r.Host); bad {
+		return v
+	}
+	if !r.Protocol.inspectable() {
+		return Verdict{Rule: ruleRequest, Reason: fmt.Sprintf("%s has no requests", r.Flow)}
+	}
+	if !token(r.Method) {
+		return Verdict{Rule: ruleRequest, Reason: fmt.Sprintf("%.40q is no method", r.Method)}
+	}
+	if c, err := CanonicalPath(r.Path); err != nil {
+		return Verdict{Rule: ruleRequest, Reason: err.Error()}
+	} else if c != r.Path {
+		return Verdict{Rule: ruleRequest, Reason: fmt.Sprintf("the path %.100q is not in canonical form", r.Path)}
+	}
+	q := &question{Request: &r}
+	var buf [16]int32
+	for _, i := range p.deny.host(r.Host, buf[:0]) {
+		rule := p.deny.rules[i]
+		if !rule.flow(r.Flow) {
+			continue
+		}
+		if ok, why := rule.asks(q); ok {
+			v := rule.verdict(false)
+			if why != "" {
+				v.Reason += "; " + why
+			}
+			return v
+		}
+	}
+	var failed string
+	for _, i := range p.allow.host(r.Host, buf[:0]) {
+		rule := p.allow.rules[i]
+		if !rule.flow(r.Flow) {
+			continue
+		}
+		ok, why := rule.asks(q)
+		if ok {
+			if v, bad := p.refuseLiteral(r.Flow); bad {
+				return v
+			}
+			return rule.verdict(true)
+		}
+		if failed == "" && why != "" {
+			failed = "; " + rule.label + ": " + why
+		}
+	}
+	return Verdict{Rule: ruleDefault, Reason: fmt.Sprintf("no rule allows %.40q %.200q at %s%s", r.Method, r.Path, r.Flow, failed)}
+}
+
+// token reports whether s is a token of HTTP, as methods and names of headers are.
+func token(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// meaning is what a server may take a request for.
+type meaning struct{ method, path string }
+
+// question is a request with what has been found out about it so far.
+type question struct {
+	*Request
+	meanings []meaning
+	headers  map[string]string
+	query    map[string][]string
+	queryErr error
+}
+
+// overrides are the headers by which frameworks let a request name another method than its own.
+var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
+// all returns the meanings, the first of which is the plain one.
+func (q *question) all() []meaning {
+	if q.meanings != nil {
+		return q.meanings
+	}
+	methods := []string{q.Method}
+	for name, values := range q.Header {
+		if !slices.ContainsFunc(overrides, func(o string) bool { return strings.EqualFold(o, name) }) {
+			continue
+		}
+		for _, v := range values {
+			for m := range strings.SplitSeq(v, ",") {
+				// Sorted below, because headers have no order.
+				if m = strings.ToUpper(strings.TrimSpace(m)); m != "" && !slices.Contains(methods, m) {
+					methods = append(methods, m)
+				}
+			}
+		}
+	}
+	slices.Sort(methods[1:])
+	for _, path := range readings(q.Path) {
+		for _, m := range methods {
+			q.meanings = append(q.meanings, meaning{m, path})
+		}
+	}
+	return q.meanings
+}
+
+// header returns the headers by lower-case name; values of one name are joined by a comma, as HTTP does.
+func (q *question) header() map[string]string {
+	if q.headers == nil {
+		q.headers = make(map[string]string, len(q.Header))
+		// In order, so that two spellings of one name are joined the same way each time.
+		for _, name := range slices.Sorted(maps.Keys(q.Header)) {
+			lower, sep := strings.ToLower(name), ", "
+			if lower == "cookie" {
+				sep = "; "
+			}
+			value := strings.Join(q.Header[name], sep)
+			if before, ok := q.headers[lower]; ok {
+				value = before + sep + value
+			}
+			q.headers[lower] = value
+		}
+	}
+	return q.headers
+}
+
+// parameters returns the query by name.
+func (q *question) parameters() (map[string][]string, error) {
+	if q.query == nil && q.queryErr == nil {
+		var v url.Values
+		v, q.queryErr = url.ParseQuery(q.Query)
+		q.query = v
+	}
+	return q.query, q.queryErr
+}
+
+// maxMeanings bounds what one request may ask of the rules.
+const maxMeanings = 16
+
+// asks reports whether the rule decides a request over a flow that it is about: an allow rule in all of its meanings, a
+// deny rule in one. why tells what of it could not be evaluated.
+func (r *rule) asks(q *question) (ok bool, why string) {
+	if !r.conditional() {
+		return true, ""
+	}
+	all := q.all()
+	if len(all) > maxMeanings {
+		return r.deny, fmt.Sprintf("the request can be understood in %d ways", len(all))
+	}
+	for _, m := range all {
+		ok, why = r.means(q, m)
+		if ok == r.deny {
+			return ok, why
+		}
+	}
+	return !r.deny, ""
+}
+
+// means reports whether one meaning of a request fits the rule's methods, paths and condition.
+func (r *rule) means(q *question, m meaning) (ok bool, why string) {
+	if len(r.methods) > 0 && !slices.ContainsFunc(r.methods, func(s string) bool {
+		// Methods are case-sensitive, but a server that does not know that must not get past a deny rule.
+		return s == m.method || r.deny && strings.EqualFold(s, m.method)
+	}) {
+		return false, ""
+	}
+	if len(r.paths) > 0 && !r.path(m.path) {
+		return false, ""
+	}
+	if r.when == nil {
+		return true, ""
+	}
+	ok, err := r.when.eval(q, m)
+	if err != nil {
+		return r.deny, fmt.Sprintf("when could not be evaluated: %v", err)
+	}
+	return ok, ""
+}
+
+func (r *rule) path(path string) bool {
+	for i := range r.paths {
+		if r.paths[i].match(path) {
+			return true
+		}
+	}
+	return false
+}

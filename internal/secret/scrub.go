@@ -1,0 +1,363 @@
+package secret
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+)
+
+// Pair is a value and what to show in its place.
+type Pair struct {
+	Value       []byte
+	Placeholder string
+}
+
+// Scrubber replaces values by their placeholders, in every form that [Forms] lists, by the placeholder in the same form. It
+// never changes and may be used concurrently; make it once for a set of values, for it costs about 0.1 ms a value. Where several
+// forms match, the leftmost counts, and the longest of those that begin together.
+type Scrubber struct {
+	m     *matcher
+	with  []string
+	which []Found // by text
+	lower []string
+}
+
+// Found is where a value stands.
+type Found struct {
+	// Pair is the value's place among those that the scrubber was made of, Form the name of its form, At the offset.
+	Pair int
+	Form string
+	At   int64
+}
+
+// maxPairs bounds what one scrubber looks for; each value has some 10 to 40 forms.
+const maxPairs = 256
+
+// NewScrubber returns a scrubber. Of two placeholders for one value, the first is shown. Values must pass [CheckValue].
+func NewScrubber(pairs ...Pair) (*Scrubber, error) {
+	if len(pairs) > maxPairs {
+		return nil, fmt.Errorf("%d secrets for one scrubber; %d at most", len(pairs), maxPairs)
+	}
+	s := &Scrubber{}
+	var texts []string
+	seen := map[string]bool{}
+	for i, p := range pairs {
+		if err := CheckValue(p.Value); err != nil {
+			return nil, err
+		}
+		for _, f := range forms(string(p.Value), p.Placeholder) {
+			if !seen[f.Text] {
+				seen[f.Text] = true
+				texts = append(texts, f.Text)
+				s.lower = append(s.lower, strings.ToLower(f.Text))
+				s.with = append(s.with, f.with)
+				s.which = append(s.which, Found{Pair: i, Form: f.Name})
+			}
+		}
+	}
+	s.m = newMatcher(texts)
+	return s, nil
+}
+
+// String returns text with every value replaced, and how many there were.
+func (s *Scrubber) String(text string) (string, int) {
+	b := []byte(text)
+	at, which := s.m.find(b, 0)
+	if at < 0 {
+		return text, 0
+	}
+	var out strings.Builder
+	from, n := 0, 0
+	for ; at >= 0; at, which = s.m.find(b, from) {
+		out.Write(b[from:at])
+		out.WriteString(s.with[which])
+		from = at + len(s.m.texts[which])
+		n++
+	}
+	out.Write(b[from:])
+	return out.String(), n
+}
+
+// Reader returns what src gives with every value replaced. It hands on at once what cannot belong to a value: at most
+// as many bytes as the longest form has, less one, wait for more. When src fails other than by its end, these are lost.
+func (s *Scrubber) Reader(src io.Reader) *Reader {
+	return &Reader{m: s.m, with: s.with, src: src}
+}
+
+// Search calls found for every value in what src gives.
+func (s *Scrubber) Search(src io.Reader, found func(Found)) error {
+	buf := make([]byte, max(256<<10, 2*s.m.max))
+	base, end := int64(0), 0 // of buf in src
+	for {
+		n, err := io.ReadFull(src, buf[end:])
+		end += n
+		last := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if err != nil && !last {
+			return err
+		}
+		limit, pos := end, 0
+		if !last {
+			limit = s.m.alive(buf[:end], 0)
+		}
+		for {
+			at, which := s.m.find(buf[:end], pos)
+			if at < 0 || at >= limit {
+				break
+			}
+			f := s.which[which]
+			f.At = base + int64(at)
+			found(f)
+			pos = at + len(s.m.texts[which])
+			if !last {
+				limit = s.m.alive(buf[:end], pos)
+			}
+		}
+		if last {
+			return nil
+		}
+		pos = max(pos, limit)
+		base += int64(pos)
+		end = copy(buf, buf[pos:end])
+	}
+}
+
+// Reader is a stream that a [Scrubber] cleans.
+type Reader struct {
+	m    *matcher
+	with []string // nil: the first text that is found ends the stream
+	// found, when with is nil, makes the error.
+	found func(which int) error
+	src   io.Reader
+	buf   []byte
+	pos   int // before it all was handed on or is in out
+	end   int
+	out   string // replacement to hand on
+	ready int    // buf[pos:ready] can be handed on
+	err   error  // of src
+	count atomic.Int64
+}
+
+// Count returns how many values were replaced up to now.
+func (r *Reader) Count() int64 { return r.count.Load() }
+
+const readSize = 32 << 10
+
+// Read implements [io.Reader].
+func (r *Reader) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for empty := 0; ; {
+		switch {
+		case r.out != "":
+			n := copy(p, r.out)
+			r.out = r.out[n:]
+			return n, nil
+		case r.ready > r.pos:
+			n := copy(p, r.buf[r.pos:r.ready])
+			r.pos += n
+			return n, nil
+		case r.step():
+			continue
+		case r.err != nil:
+			return 0, r.err
+		}
+		if n := r.fill(); n == 0 && r.err == nil {
+			if empty++; empty >= 100 {
+				return 0, io.ErrNoProgress
+			}
+		}
+	}
+}
+
+// step decides about what is in the buffer, and says whether it came further.
+func (r *Reader) step() bool {
+	if r.pos == r.end {
+		return false
+	}
+	b := r.buf[:r.end]
+	limit := len(b)
+	switch {
+	case r.err == nil:
+		limit = r.m.alive(b, r.pos)
+	case !errors.Is(r.err, io.EOF):
+		return false
+	}
+	at, which := r.m.find(b, r.pos)
+	switch {
+	case at == r.pos && at < limit && r.with == nil:
+		r.err = r.found(which)
+		r.pos, r.ready = r.end, 0
+		return false
+	case at == r.pos && at < limit:
+		r.out = r.with[which]
+		r.pos += len(r.m.texts[which])
+		r.count.Add(1)
+		return true
+	case at >= 0 && at < limit:
+		r.ready = at
+	default:
+		r.ready = limit
+	}
+	return r.ready > r.pos
+}
+
+func (r *Reader) fill() int {
+	if r.buf == nil {
+		r.buf = make([]byte, max(readSize, 2*r.m.max))
+	}
+	r.end = copy(r.buf, r.buf[r.pos:r.end])
+	r.pos, r.ready = 0, 0
+	n, err := r.src.Read(r.buf[r.end:])
+	r.end += n
+	r.err = err
+	return n
+}
+
+// ErrOpaque is what a body matches that is compressed or coded in a way that is not looked into.
+var ErrOpaque = errors.New("the body is encoded in a way that cannot be searched for secrets")
+
+// RestrictEncoding asks for answers that a [Scrubber] can read: no compression, no transfer codings, no WebSocket
+// compression. It belongs on every request that a value was put into; the client's transport must not add its own.
+func RestrictEncoding(h http.Header) {
+	for name := range h {
+		switch {
+		case sameHeader(name, "Accept-Encoding"), sameHeader(name, "TE"), sameHeader(name, "A-IM"), sameHeader(name, "Sec-WebSocket-Extensions"):
+			delete(h, name)
+		}
+	}
+	h["Accept-Encoding"] = []string{"identity"}
+}
+
+// Header replaces values in the names and values of headers, and returns how many there were. A name that held one is dropped.
+func (s *Scrubber) Header(h http.Header) (n int) {
+	for _, name := range slices.Collect(maps.Keys(h)) {
+		if _, found := s.String(name); found > 0 {
+			delete(h, name)
+			n += found
+			continue
+		}
+		// Servers may change the case of a name.
+		if s.foldedName(name) {
+			delete(h, name)
+			n++
+			continue
+		}
+		for i, v := range h[name] {
+			clean, found := s.String(v)
+			if found > 0 {
+				h[name][i] = clean
+				n += found
+			}
+		}
+	}
+	return n
+}
+
+// foldedName says whether a header's name holds a value in another case.
+func (s *Scrubber) foldedName(name string) bool {
+	if len(name) < s.m.window {
+		return false
+	}
+	lower := strings.ToLower(name)
+	for _, t := range s.lower {
+		if len(t) <= len(lower) && strings.Contains(lower, t) {
+			return true
+		}
+	}
+	return false
+}
+
+// Response replaces values in an answer: status line, headers, trailers, and the body as it is read. The body loses its
+// stated length, and gzip, which is opened on the way. Any other encoding is an error that matches [ErrOpaque]: the answer must
+// not be handed on. After a switch of protocols (101) nothing can be replaced, for lengths are part of the frames; there
+// the stream ends with an error where a value would appear. Headers of answers before it (1xx) are [Scrubber.Header]'s. found,
+// when not nil, is told how many were replaced: once for what is known before the body, and once at its end.
+func (s *Scrubber) Response(res *http.Response, found func(n int64)) error {
+	if found == nil {
+		found = func(int64) {}
+	}
+	status, n := s.String(res.Status)
+	res.Status = status
+	n += s.Header(res.Header)
+	n += s.Header(res.Trailer)
+	if n > 0 {
+		found(int64(n))
+	}
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		s.guardUpgrade(res, found)
+		return nil
+	}
+	head := res.Request != nil && res.Request.Method == http.MethodHead
+	if res.Body == nil || res.Body == http.NoBody || head || res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified {
+		return nil
+	}
+	if len(res.TransferEncoding) > 1 || len(res.TransferEncoding) == 1 && !strings.EqualFold(res.TransferEncoding[0], "chunked") {
+		return fmt.Errorf("%w: transfer coding %.60q", ErrOpaque, res.TransferEncoding)
+	}
+	src := io.Reader(res.Body)
+	switch coding := contentCoding(res.Header); coding {
+	case "":
+	case "gzip":
+		src = &lazyGzip{src: res.Body}
+		deleteHeader(res.Header, "Content-Encoding")
+		res.Uncompressed = true
+	default:
+		return fmt.Errorf("%w: content encoding %.60q, though identity was asked for", ErrOpaque, coding)
+	}
+	deleteHeader(res.Header, "Content-Length")
+	res.ContentLength = -1
+	r := s.Reader(src)
+	res.Body = &body{Reader: r, Closer: res.Body, end: func() error {
+		if n := r.Count() + int64(s.Header(res.Trailer)); n > 0 {
+			found(n)
+		}
+		return nil
+	}}
+	return nil
+}
+
+// ErrShown is what a stream ends with in which a value appeared that cannot be replaced.
+var ErrShown = errors.New("a secret appeared in a stream in which it cannot be replaced")
+
+func (s *Scrubber) guardUpgrade(res *http.Response, found func(int64)) {
+	both, ok := res.Body.(io.ReadWriteCloser)
+	if !ok {
+		return
+	}
+	r := &Reader{m: s.m, src: both, found: func(int) error { found(1); return ErrShown }}
+	res.Body = struct {
+		io.Reader
+		io.Writer
+		io.Closer
+	}{r, both, both}
+}
+
+// body is a reader in the place of another, with something to do at its end.
+type body struct {
+	io.Reader
+	io.Closer
+	end  func() error
+	done bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if errors.Is(err, io.EOF) && !b.done {
+		b.done = true
+		if eerr := b.end(); eerr != nil {
+			b.Reader = failed{eerr}
+			return n, eerr
+		}
+	}
+	return n, err
+}
+
+type failed struct{ err error }
+
+func (f failed) Read([]byte) (int, error) { return 0, f.err }

@@ -1,0 +1,71 @@
+package warren_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/server/servertest"
+)
+
+// Each comparison decides only between those that the ones before leave equal. The ends of commands are real.
+func TestBestAttempt(t *testing.T) {
+	sb := servertest.New(t).Sandbox(warren.Spec{})
+	end := func(code string) *warren.ProcessState {
+		cmd := sb.Command("sh", "-c", "exit "+code)
+		var exit *warren.ExitError
+		if err := cmd.Run(t.Context()); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState
+	}
+	good, bad := end("0"), end("1")
+	tests := func(passed, failed int) *warren.TestCount {
+		return &warren.TestCount{Passed: passed, Failed: failed}
+	}
+	small, large := &warren.DiffSize{Files: 2, Insertions: 3, Deletions: 1}, &warren.DiffSize{Files: 1, Insertions: 3, Deletions: 2}
+	fewer := &warren.DiffSize{Files: 1, Insertions: 4}
+	var order []*warren.Attempt // from the best on
+	for _, a := range []warren.Attempt{
+		{State: good, Tests: tests(5, 1), Diff: large, Took: time.Hour},
+		{State: good, Tests: tests(4, 0), Diff: fewer, Took: 2 * time.Second},
+		{State: good, Tests: tests(4, 0), Diff: small, Took: time.Second},
+		{State: good, Tests: tests(4, 0), Diff: small, Took: 2 * time.Second},
+		{State: good, Tests: tests(4, 0), Diff: large, Took: time.Second},
+		{State: good, Tests: tests(4, 0), Took: time.Second},
+		{State: good, Tests: tests(4, 1), Diff: small, Took: time.Second},
+		{State: good, Diff: small, Took: time.Second},
+		{State: bad, Tests: tests(9, 1), Diff: small, Took: time.Second},
+	} {
+		order = append(order, &a)
+	}
+	for i, better := range order {
+		for j, worse := range order[i+1:] {
+			for _, both := range [][]*warren.Attempt{{better, worse}, {worse, better}} {
+				if got := warren.BestAttempt(both); got != better {
+					t.Errorf("attempt %d is not before %d", i, i+1+j)
+				}
+			}
+		}
+	}
+	if got := warren.BestAttempt([]*warren.Attempt{{Err: errors.New("not found")}, {State: bad, TimedOut: true}}); got != nil {
+		t.Errorf("the best is %+v, though none came to an end", got)
+	}
+}
+
+func TestRaceOptions(t *testing.T) {
+	sb := servertest.New(t).Sandbox(warren.Spec{})
+	for _, o := range []warren.RaceOptions{
+		{},
+		{Count: 3},
+		{Commands: [][]string{{"true"}}, Count: -1},
+		{Commands: [][]string{{"true"}, {}}},
+		{Commands: [][]string{{""}}},
+		{Commands: [][]string{{"true"}, {"false"}}, Count: 3},
+	} {
+		if _, err := sb.Race(t.Context(), o); !errors.Is(err, warren.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
