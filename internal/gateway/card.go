@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -71,15 +72,17 @@ func newStack(fd int, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &receive, &send} {
+	// An old packet cannot turn up late on a pair of sockets. What TIME_WAIT would cost: a stack without a listener takes no new
+	// connection from a port that is in it, so that one in some hundred of a busy sandbox's would stand still for a minute.
+	linger := tcpip.TCPTimeWaitTimeoutOption(time.Millisecond)
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &receive, &send, &linger} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fail("set an option", err)
 		}
 	}
 	link, err := fdbased.New(&fdbased.Options{
 		// Readv, and not several packets at a time, which takes the end of the other side for empty packets without end.
-		// Two processors, so that the reader waits for no connection: with one, it handles packets itself, and connections stall.
-		FDs: []int{fd}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 2,
+		FDs: []int{fd}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 1,
 		// Nothing is lost or altered between two processes of one machine.
 		TXChecksumOffload: true, RXChecksumOffload: true,
 		ClosedFunc: func(tcpip.Error) { gone() },

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 )
 
 func hello(text string) http.Handler {
@@ -155,5 +156,42 @@ func TestNames(t *testing.T) {
 	}
 	if m, err := in.ask(rev, dns.TypePTR); err != nil || len(m.Answer) != 1 || m.Answer[0].(*dns.PTR).Ptr != "both.lab." {
 		t.Errorf("%s: %v, %v", rev, m, err)
+	}
+}
+
+// A client that uses a port again is answered at once, although the gateway had closed the connection before first.
+func TestPortAgain(t *testing.T) {
+	l := newLab(t)
+	l.name("raw.lab", "11.1.1.3")
+	ln := l.listen("11.1.1.3:9000")
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}")
+	a, err := in.lookup("raw.lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, _ := full(netip.AddrPortFrom(SandboxIPv4, 20000))
+	to, proto := full(netip.AddrPortFrom(a, 9000))
+	// A handshake of which the first packet is not answered takes a second, then two, and so on: 63 for the six that TIME_WAIT lasts.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for i := range 5 {
+		c, err := gonet.DialTCPWithBind(ctx, in.stack, from, to, proto)
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		if _, err := io.Copy(io.Discard, c); err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		c.Close()
+		time.Sleep(50 * time.Millisecond) // until the gateway has the answer to its end
 	}
 }

@@ -217,7 +217,7 @@ func (l *lab) inside(t testing.TB, id string, end *os.File) *inside {
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
-	link, err := fdbased.New(&fdbased.Options{FDs: []int{int(end.Fd())}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 2, TXChecksumOffload: true, RXChecksumOffload: true})
+	link, err := fdbased.New(&fdbased.Options{FDs: []int{int(end.Fd())}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 1, TXChecksumOffload: true, RXChecksumOffload: true})
 	if err != nil {
 		t.Fatal(err)
 	}
