@@ -57,6 +57,7 @@ type Client struct {
 	snapshots  warrenv1connect.SnapshotServiceClient
 	templates  warrenv1connect.TemplateServiceClient
 	policies   warrenv1connect.PolicyServiceClient
+	secrets    warrenv1connect.SecretServiceClient
 	workspaces warrenv1connect.WorkspaceServiceClient
 	repos      warrenv1connect.RepoServiceClient
 	images     warrenv1connect.ImageServiceClient
@@ -188,6 +189,7 @@ func newClient(o Options) (*Client, error) {
 	c.snapshots = warrenv1connect.NewSnapshotServiceClient(c.http, c.base, opts...)
 	c.templates = warrenv1connect.NewTemplateServiceClient(c.http, c.base, opts...)
 	c.policies = warrenv1connect.NewPolicyServiceClient(c.http, c.base, opts...)
+	c.secrets = warrenv1connect.NewSecretServiceClient(c.http, c.base, opts...)
 	c.workspaces = warrenv1connect.NewWorkspaceServiceClient(c.http, c.base, opts...)
 	c.repos = warrenv1connect.NewRepoServiceClient(c.http, c.base, opts...)
 	c.images = warrenv1connect.NewImageServiceClient(c.http, c.base, opts...)

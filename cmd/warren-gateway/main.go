@@ -24,6 +24,7 @@ import (
 	"github.com/warren-sandbox/warren/internal/companion"
 	"github.com/warren-sandbox/warren/internal/gateway"
 	"github.com/warren-sandbox/warren/internal/gateway/control"
+	"github.com/warren-sandbox/warren/internal/secret"
 )
 
 // readyFD is where a gateway that starts says "ok" or why not.
@@ -38,6 +39,7 @@ func run(args []string, stderr io.Writer) int {
 	state := fs.String("state", "", "`directory` of what is kept: certificate authority and evidence")
 	resolver := fs.String("resolver", "", "`address` of the name server that is asked, instead of the host's")
 	roots := fs.String("roots", "", "`file` of certificates to trust besides the host's")
+	secrets := fs.String("secrets", "", "`where` the key of secrets is: file:PATH, env:VARIABLE or kms:ID=COMMAND")
 	idle := fs.Duration("idle", 3*time.Second, "how long to stay with no sandbox and no daemon")
 	if err := fs.Parse(args); err != nil {
 		return 2
@@ -85,6 +87,11 @@ func run(args []string, stderr io.Writer) int {
 	}
 	if *roots != "" {
 		if opts.Roots, err = trusted(*roots); err != nil {
+			return fail(err)
+		}
+	}
+	if *secrets != "" {
+		if opts.Secrets, err = secret.ParseSource(*secrets); err != nil {
 			return fail(err)
 		}
 	}

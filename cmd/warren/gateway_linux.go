@@ -14,6 +14,7 @@ import (
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/gateway/control"
+	"github.com/warren-sandbox/warren/internal/secret"
 )
 
 // network is the engine's gateway: a process of its own, which is found or started when the first card is asked for.
@@ -28,14 +29,14 @@ type network struct {
 }
 
 // network returns the gateway of the data directory.
-func (d *daemon) network() (*network, error) {
+func (d *daemon) network(secrets *secret.Source) (*network, error) {
 	path, err := findProgram("warren-gateway", "WARREN_GATEWAY")
 	if err != nil {
 		return nil, err
 	}
 	n := &network{opts: control.Options{
 		Dir: filepath.Join(d.cfg.DataDir, "run", "gateway"), StateDir: filepath.Join(d.cfg.DataDir, "gateway"), Path: path,
-		Resolver: d.cfg.Gateway.Resolver, Roots: d.cfg.Gateway.Roots, Logger: d.log.With("part", "gateway"),
+		Resolver: d.cfg.Gateway.Resolver, Roots: d.cfg.Gateway.Roots, Secrets: secrets, Logger: d.log.With("part", "gateway"),
 	}}
 	n.opts.Lost = func() {
 		if f := n.lost.Load(); f != nil {
@@ -91,7 +92,13 @@ func kind(err error) error {
 	return err
 }
 
-func policyOf(p engine.NetworkPolicy) control.Policy { return control.Policy(p) }
+func policyOf(p engine.NetworkPolicy) control.Policy {
+	q := control.Policy{Name: p.Name, Source: p.Source, Digest: p.Digest}
+	for _, s := range p.Secrets {
+		q.Secrets = append(q.Secrets, control.Secret(s))
+	}
+	return q
+}
 
 func (n *network) Attach(ctx context.Context, id warren.SandboxID, p engine.NetworkPolicy, from warren.SandboxID) (*driver.Card, error) {
 	c, err := n.client(ctx)
@@ -161,4 +168,16 @@ func (n *network) Authority() []byte {
 		return nil
 	}
 	return n.c.Authority()
+}
+
+// secrets says where the key of secrets is: in the data directory, if nothing else is configured.
+func (d *daemon) secrets() (*secret.Source, error) {
+	where := d.cfg.Secrets.Key
+	if where == "" {
+		where = "file:" + filepath.Join(d.cfg.DataDir, "secrets", "key")
+		if err := os.MkdirAll(filepath.Join(d.cfg.DataDir, "secrets"), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	return secret.ParseSource(where)
 }

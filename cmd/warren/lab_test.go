@@ -20,10 +20,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 )
 
 // labAddr is where the servers of a lab are: an address of the loopback that policies of the tests open by name.
@@ -62,8 +65,15 @@ func startLab(ts *testscript.TestScript, neg bool, args []string) {
 		if r.TLS != nil {
 			scheme = "https"
 		}
-		l.hit("%s %s://%s%s", r.Method, scheme, r.Host, r.URL)
-		fmt.Fprintf(w, "%s %s://%s%s over %s\n", r.Method, scheme, r.Host, r.URL, r.Proto)
+		auth := r.Header.Get("Authorization")
+		if auth != "" {
+			auth = " auth=" + auth
+		}
+		l.hit("%s %s://%s%s%s", r.Method, scheme, r.Host, r.URL, auth)
+		if auth != "" {
+			w.Header().Set("X-Echo", auth)
+		}
+		fmt.Fprintf(w, "%s %s://%s%s over %s%s\n", r.Method, scheme, r.Host, r.URL, r.Proto, auth)
 	})
 	serve := func(name string, config *tls.Config) {
 		ln, err := net.Listen("tcp", labAddr+":0")
@@ -126,6 +136,32 @@ func scriptPolicy(ts *testscript.TestScript, neg bool, args []string) {
 	text := os.Expand(ts.ReadFile(args[1]), ts.Getenv)
 	for _, path := range []string{filepath.Join(ts.Getenv("WARREN_HOME"), "policies", args[0]+".yaml"), ts.MkAbs(args[0] + ".policy")} {
 		ts.Check(os.WriteFile(path, []byte(text), 0o644))
+	}
+}
+
+// scriptCanary looks for a value, in all forms that the scrubber knows, in files and directories, and in what the last command printed.
+func scriptCanary(t *testing.T, ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: [!] canary VALUE PATH...")
+	}
+	scan := secrettest.New(t, map[string]string{"canary": args[0]})
+	var found []secrettest.Finding
+	for _, path := range args[1:] {
+		switch path {
+		case "stdout", "stderr":
+			found = append(found, scan.Text(path, ts.ReadFile(path))...)
+		default:
+			list, files, err := scan.Paths(ts.MkAbs(path))
+			ts.Check(err)
+			ts.Logf("looked through %d files of %s", files, path)
+			found = append(found, list...)
+		}
+	}
+	switch {
+	case neg && len(found) > 0:
+		ts.Fatalf("the value stands in %v", found)
+	case !neg && len(found) == 0:
+		ts.Fatalf("the value stands nowhere")
 	}
 }
 

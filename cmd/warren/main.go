@@ -125,7 +125,7 @@ An ID may be a name or any unique beginning of an id.`,
 			logsCommand, psCommand, killCommand, statsCommand, eventsCommand, searchCommand, portForwardCommand,
 		}},
 		{groupResult, []func(*app) *cobra.Command{diffCommand, commitCommand, pushCommand, patchCommand}},
-		{groupDurable, []func(*app) *cobra.Command{imageCommand, templateCommand, policyCommand, repoCommand, workspaceCommand}},
+		{groupDurable, []func(*app) *cobra.Command{imageCommand, templateCommand, policyCommand, secretCommand, repoCommand, workspaceCommand}},
 		{groupSystem, []func(*app) *cobra.Command{
 			serveCommand, shutdownCommand, doctorCommand, tokenCommand, benchCommand, versionCommand, completionCommand,
 		}},

@@ -87,6 +87,7 @@ func TestScripts(t *testing.T) {
 			"unpath":     scriptUnpath,
 
 			"lab": startLab, "labhits": scriptLabHits, "policy": scriptPolicy, "killgateway": scriptKillGateway,
+			"canary": func(ts *testscript.TestScript, neg bool, args []string) { scriptCanary(t, ts, neg, args) },
 		},
 	})
 }

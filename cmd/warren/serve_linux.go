@@ -451,12 +451,16 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	for _, m := range d.cfg.AllowMounts {
 		allowed = append(allowed, engine.AllowedMount(m))
 	}
-	network, err := d.network()
+	secrets, err := d.secrets()
+	if err != nil {
+		return nil, err
+	}
+	network, err := d.network(secrets)
 	if err != nil {
 		return nil, err
 	}
 	eng, err := engine.Open(ctx, engine.Options{
-		Network: network, FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
+		Network: network, Secrets: secrets, FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
 		Store: records, Images: images{imageStore}, Repos: repos{cache}, Workspaces: workspaces{workspaceStore},
 		Drivers: opened, Unavailable: unavailable, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
 		Defaults: driver.Limits{

@@ -21,6 +21,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/secret"
 )
 
 // Config is what a daemon runs with.
@@ -53,6 +54,8 @@ type Config struct {
 	Policy string
 	// Gateway says how the gateway finds the world.
 	Gateway Gateway
+	// Secrets says where their key is.
+	Secrets Secrets
 	// Snapshots says how memory images are written.
 	Snapshots Snapshots
 	// Pool is how many executions at most are kept ready.
@@ -79,6 +82,12 @@ type Gateway struct {
 	Resolver string
 	// Roots is a file of certificates in PEM form that it trusts besides the host's, for connections that it inspects.
 	Roots string
+}
+
+// Secrets says where the key of secrets is.
+type Secrets struct {
+	// Key is file:PATH, env:VARIABLE or kms:ID=COMMAND, see [secret.ParseSource]; empty means a file in the data directory.
+	Key string
 }
 
 // Snapshots says how memory images are written.
@@ -220,6 +229,7 @@ var settings = []setting{
 	text("policy", "what sandboxes that name no policy may reach", func(c *Config) *string { return &c.Policy }),
 	text("gateway.resolver", "name server that the gateway asks, HOST:PORT (the host's)", func(c *Config) *string { return &c.Gateway.Resolver }),
 	text("gateway.roots", "file of certificates that inspected connections trust besides the host's", func(c *Config) *string { return &c.Gateway.Roots }),
+	text("secrets.key", "the key that secrets are sealed with: file:PATH, env:VARIABLE or kms:ID=COMMAND (a file in the data directory)", func(c *Config) *string { return &c.Secrets.Key }),
 	text("snapshots.key", "file with the key, 64 hex digits, that memory images are encrypted with", func(c *Config) *string { return &c.Snapshots.Key }),
 	text("snapshots.compress", "compress memory images: always or never (up to 8MiB)", func(c *Config) *string { return &c.Snapshots.Compress }),
 	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 4, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
@@ -416,6 +426,11 @@ func (c *Config) validate() error {
 	}
 	if f := c.Gateway.Roots; f != "" && !filepath.IsAbs(f) {
 		return fmt.Errorf("gateway.roots %q: %w: want an absolute path", f, warren.ErrInvalid)
+	}
+	if k := c.Secrets.Key; k != "" {
+		if _, err := secret.ParseSource(k); err != nil {
+			return fmt.Errorf("secrets.key: %w: %w", err, warren.ErrInvalid)
+		}
 	}
 	if k := c.Snapshots.Key; k != "" && !filepath.IsAbs(k) {
 		return fmt.Errorf("snapshots.key %q: %w: want an absolute path: the server has another working directory than you", k, warren.ErrInvalid)

@@ -107,6 +107,7 @@ func (e *Engine) greet(ctx context.Context, r bootRequest) error {
 	}
 	maps.Copy(in.EnvVars, r.image.Config.Env)
 	maps.Copy(in.EnvVars, r.spec.Env)
+	maps.Copy(in.EnvVars, e.placeholderEnv(r.spec))
 	return initGuest(ctx, conn, in)
 }
 

@@ -91,6 +91,8 @@ type Options struct {
 	// DefaultPolicy is that of a spec which names none, "" meaning the preset "registries".
 	Network                  Network
 	PolicyDir, DefaultPolicy string
+	// Secrets seals those that policies grant; nil means that there can be none.
+	Secrets Sealer
 	// FlowDir is where the gateway keeps its record, see package audit.
 	FlowDir    string
 	Logger     *slog.Logger
@@ -116,6 +118,10 @@ type Engine struct {
 	wg       sync.WaitGroup
 	instance string
 
+	secretMu sync.Mutex
+	parsedMu sync.Mutex
+	parsed   map[string]*parsedPolicy // by name
+
 	mu         sync.Mutex
 	closing    bool
 	lastNum    int64 // of sandboxes
@@ -128,6 +134,7 @@ type Engine struct {
 	snapNames  map[ownedName]*snapshot
 	pool       map[string]*poolClass
 	templates  map[ownedName]*store.Template // each is replaced, never changed
+	secrets    map[string]*store.Secret      // as well; secretMu is held by who changes one
 	spaceNames map[ownedName]*workspace
 	usage      map[string]*usage
 	total      usage
@@ -169,6 +176,8 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		snapNames:  map[ownedName]*snapshot{},
 		pool:       map[string]*poolClass{},
 		templates:  map[ownedName]*store.Template{},
+		secrets:    map[string]*store.Secret{},
+		parsed:     map[string]*parsedPolicy{},
 		usage:      map[string]*usage{},
 		flights:    map[ownedName]*flight{},
 		keyed:      map[ownedName]chan struct{}{},
@@ -195,6 +204,9 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		return nil, err
 	}
 	if err := e.loadTemplates(ctx); err != nil {
+		return nil, err
+	}
+	if err := e.loadSecrets(ctx); err != nil {
 		return nil, err
 	}
 	if err := e.reconcile(ctx); err != nil {

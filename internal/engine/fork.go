@@ -106,6 +106,7 @@ func (e *Engine) from(p *snapshot, have *storedSpec, s *Spec) error {
 	if s.Policy == "" {
 		s.Policy = have.Policy
 	}
+	s.Placeholders = have.Placeholders
 	if s.Restart == "" {
 		s.Restart = have.Restart
 	}

@@ -45,6 +45,16 @@ type Network interface {
 type NetworkPolicy struct {
 	Name   string
 	Source []byte
+	// Secrets are those that its grants name, and Digest tells all of it apart from another; [Network.Attached] returns it.
+	Secrets []NetworkSecret
+	Digest  string
+}
+
+// NetworkSecret is a secret as the gateway gets it. Sealed is empty when there is none of that name.
+type NetworkSecret struct {
+	Name, Sealed string
+	// Placeholders stand for it in the sandbox, see [Spec].
+	Placeholders []string
 }
 
 // NoNetwork is the name of no policy, but of having no network card at all.
@@ -89,19 +99,40 @@ func (e *Engine) checkPolicy(s *Spec, d driver.Driver) error {
 	if err != nil {
 		return err
 	}
-	if _, err := usable(p); err != nil {
+	parsed, err := e.parse(p)
+	if err != nil {
 		return fmt.Errorf("policy %s cannot be used: %v; `warren policy check` explains: %w", quote(s.Policy), err, warren.ErrInvalid)
 	}
-	return nil
+	return e.issuePlaceholders(s, parsed)
 }
 
-// usable reads a policy that sandboxes are to have.
-func usable(p NetworkPolicy) (*policy.Policy, error) {
-	parsed, err := policy.Parse(p.Name, p.Source)
-	if err == nil && len(parsed.Grants()) > 0 {
-		return nil, errors.New("it grants secrets, which this version does not have yet; take the part \"secrets\" out")
+// parse reads the text of a policy, or remembers how it was read the last time.
+func (e *Engine) parse(p NetworkPolicy) (*policy.Policy, error) {
+	e.parsedMu.Lock()
+	have := e.parsed[p.Name]
+	e.parsedMu.Unlock()
+	if have != nil && bytes.Equal(have.source, p.Source) {
+		return have.policy, have.err
 	}
-	return parsed, err
+	have = &parsedPolicy{source: p.Source}
+	have.policy, have.err = policy.Parse(p.Name, p.Source)
+	e.parsedMu.Lock()
+	defer e.parsedMu.Unlock()
+	if len(e.parsed) >= maxParsed {
+		clear(e.parsed)
+	}
+	e.parsed[p.Name] = have
+	return have.policy, have.err
+}
+
+// maxParsed is of how many policies it is remembered how they were read.
+const maxParsed = 100
+
+// parsedPolicy is a policy that was read.
+type parsedPolicy struct {
+	source []byte
+	policy *policy.Policy
+	err    error
 }
 
 // carders names the drivers whose sandboxes can have a network.
@@ -126,14 +157,14 @@ func (e *Engine) loadPolicy(name string) (NetworkPolicy, error) {
 	if e.opts.PolicyDir != "" {
 		source, err := readPolicy(filepath.Join(e.opts.PolicyDir, name+".yaml"))
 		if err == nil {
-			return NetworkPolicy{name, source}, nil
+			return NetworkPolicy{Name: name, Source: source}, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return NetworkPolicy{}, fmt.Errorf("policy %s cannot be read: %v: %w", quote(name), err, warren.ErrUnavailable)
 		}
 	}
 	if slices.Contains(policy.Presets(), name) {
-		return NetworkPolicy{name, []byte("extends: " + name + "\n")}, nil
+		return NetworkPolicy{Name: name, Source: []byte("extends: " + name + "\n")}, nil
 	}
 	return NetworkPolicy{}, fmt.Errorf("there is no policy %s; there are %s, and files NAME.yaml in the server's directory of policies: %w",
 		quote(name), strings.Join(policy.Presets(), ", "), warren.ErrNotFound)
@@ -187,7 +218,7 @@ func (e *Engine) policyInfo(name string) PolicyInfo {
 	if err == nil {
 		info.Source = p.Source
 		info.Preset = string(p.Source) == "extends: "+name+"\n"
-		_, err = usable(p)
+		_, err = e.parse(p)
 	}
 	if err != nil {
 		info.Problem = err.Error()
@@ -212,12 +243,15 @@ func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) 
 	if e.opts.Network == nil {
 		return nil, fmt.Errorf("the sandbox has policy %s, and this server has no gateway: %w", quote(name), warren.ErrUnavailable)
 	}
-	p := e.effective(r.row.ID, name)
 	e.mu.Lock()
 	if sb := e.boxes[r.row.ID]; sb != nil {
-		sb.policy = name
+		sb.policy, sb.placeholders = name, r.spec.Placeholders
 	}
 	e.mu.Unlock()
+	p, err := e.armed(e.effective(r.row.ID, name), r.spec.Placeholders)
+	if err != nil {
+		return nil, err
+	}
 	c, err := e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
 	if err != nil {
 		return nil, fmt.Errorf("the gateway gives the sandbox no network card: %w", err)
@@ -229,11 +263,11 @@ func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) 
 func (e *Engine) effective(id warren.SandboxID, name string) NetworkPolicy {
 	p, err := e.loadPolicy(name)
 	if err == nil {
-		_, err = usable(p)
+		_, err = e.parse(p)
 	}
 	if err != nil {
 		e.log.Error("a policy cannot be used; nothing passes until it can", "sandbox", id, "policy", name, "error", err)
-		return NetworkPolicy{name, []byte("extends: locked\n")}
+		return NetworkPolicy{Name: name, Source: []byte("extends: locked\n")}
 	}
 	return p
 }
@@ -247,7 +281,7 @@ func (e *Engine) inspects(name string) bool {
 	if err != nil {
 		return false
 	}
-	parsed, err := policy.Parse(p.Name, p.Source)
+	parsed, err := e.parse(p)
 	return err == nil && parsed.Inspects()
 }
 
@@ -291,6 +325,7 @@ func closeCard(c *driver.Card) {
 type cardedSandbox struct {
 	id             warren.SandboxID
 	driver, policy string
+	placeholders   map[string][]string
 }
 
 // carded returns the sandboxes that run with a network card and that nobody holds.
@@ -299,7 +334,7 @@ func (e *Engine) carded() (list []cardedSandbox) {
 	defer e.mu.Unlock()
 	for id, sb := range e.boxes {
 		if sb.state() == Running && sb.op == nil && sb.policy != "" && sb.policy != NoNetwork {
-			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy})
+			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy, sb.placeholders})
 		}
 	}
 	return list
@@ -326,7 +361,7 @@ func (e *Engine) findPolicies(ctx context.Context) error {
 		}
 		e.mu.Lock()
 		if sb := e.boxes[id]; sb != nil && sb.policy == "" {
-			sb.policy = s.Policy
+			sb.policy, sb.placeholders = s.Policy, s.Placeholders
 		}
 		e.mu.Unlock()
 	}
@@ -380,8 +415,9 @@ func (e *Engine) TendNetwork() {
 // watchedPolicy is a policy that running sandboxes have.
 type watchedPolicy struct {
 	NetworkPolicy
-	digest string
-	// due says that it has changed, and not since the last look: some sandboxes may have an older one.
+	// settled says that it has not changed since the look before.
+	settled bool
+	// due says that some sandboxes may have an older one.
 	due bool
 }
 
@@ -402,16 +438,10 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 			policies[sb.policy] = w
 		case !bytes.Equal(w.Source, p.Source):
 			// It may be in the middle of being written.
-			w.NetworkPolicy, w.digest, w.due = p, "", true
+			w.NetworkPolicy, w.settled, w.due = p, false, true
 			continue
 		}
-		if w.digest == "" {
-			parsed, err := policy.Parse(p.Name, p.Source)
-			if err != nil {
-				return err
-			}
-			w.digest = parsed.Digest()
-		}
+		w.settled = true
 		all = all || w.due
 	}
 	for name := range policies {
@@ -429,15 +459,19 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 	failed := map[string]bool{}
 	for _, sb := range list {
 		w := policies[sb.policy]
-		if w.digest == "" {
+		if !w.settled {
 			continue // not yet
+		}
+		p, err := e.armed(w.NetworkPolicy, sb.placeholders)
+		if err != nil {
+			return err
 		}
 		digest, served := attached[sb.id]
 		switch {
 		case !served:
-			e.replug(ctx, sb, w.NetworkPolicy)
-		case digest != w.digest:
-			if err := e.opts.Network.SetPolicy(ctx, sb.id, w.NetworkPolicy); err != nil {
+			e.replug(ctx, sb, p)
+		case digest != p.Digest:
+			if err := e.opts.Network.SetPolicy(ctx, sb.id, p); err != nil {
 				e.log.Error("change the policy of a sandbox", "sandbox", sb.id, "policy", sb.policy, "error", err)
 				failed[sb.policy] = true
 				continue
@@ -457,7 +491,7 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 		}
 	}
 	for name, w := range policies {
-		w.due = w.digest == "" || failed[name]
+		w.due = !w.settled || failed[name]
 	}
 	return nil
 }
@@ -571,8 +605,10 @@ func (e *Engine) CheckPolicy(name string, source []byte) ([]PolicyFinding, int, 
 		return list, 0, nil
 	}
 	var list []PolicyFinding
-	if _, err := usable(NetworkPolicy{name, source}); err != nil {
-		list = append(list, PolicyFinding{Severity: "error", Message: err.Error()})
+	for _, g := range p.Grants() {
+		if e.secret(g.Secret) == nil {
+			list = append(list, PolicyFinding{"warning", 0, g.Name, fmt.Sprintf("secret %s is not set", g.Secret), "`warren secret set " + g.Secret + "`; without it requests that need it fail"})
+		}
 	}
 	for _, f := range p.Lint() {
 		list = append(list, PolicyFinding{string(f.Severity), f.Line, f.Rule, f.What, f.Remedy})

@@ -40,11 +40,13 @@ type sandbox struct {
 	pauseFailures int
 	image         int64 // bytes of its memory image, which count as disk
 
-	policy    string // what it may reach, for one that runs
-	cardLost  uint32 // the generation that was found to have lost its card
-	marked    bool   // the first command was recorded
-	failures  int    // executions that failed soon after their start, in a row
-	notBefore int64  // line reading before which no use restarts it
+	policy string // what it may reach, for one that runs
+	// placeholders are those of the spec, for one that runs.
+	placeholders map[string][]string
+	cardLost     uint32 // the generation that was found to have lost its card
+	marked       bool   // the first command was recorded
+	failures     int    // executions that failed soon after their start, in a row
+	notBefore    int64  // line reading before which no use restarts it
 }
 
 // operation is what holds a sandbox: "create", "restart", "pause", "resume" or "delete".

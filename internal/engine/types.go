@@ -88,6 +88,8 @@ type Spec struct {
 	DriverOptions map[string]string `json:"driver_options,omitempty"`
 	// Policy names what the sandbox may reach, see network.go.
 	Policy string `json:"policy,omitempty"`
+	// Placeholders are, by secret, what stands for it in the sandbox, the newest first. The others are in memory that it goes on from.
+	Placeholders map[string][]string `json:"placeholders,omitempty"`
 	// Snapshot to go on from, by id or name. What it holds (image, driver, mounts, disk, environment) is not to be
 	// given too, or the same.
 	Snapshot string `json:"snapshot,omitempty"`

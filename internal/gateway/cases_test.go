@@ -240,7 +240,7 @@ func TestWebSocket(t *testing.T) {
 	if s, err := r.ReadString('\n'); err != nil || s != "ping\n" {
 		t.Fatalf("%q, %v", s, err)
 	}
-	if err := l.g.SetPolicy("one", l.policy("allow: [other.lab]")); err != nil {
+	if err := l.g.SetPolicy("one", Rules{Policy: l.policy("allow: [other.lab]")}); err != nil {
 		t.Fatal(err)
 	}
 	raw.SetDeadline(time.Now().Add(5 * time.Second))
@@ -281,7 +281,7 @@ func TestNamesStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.g.Attach("child", out, l.policy("allow: [allowed.lab]"), "one"); err != nil {
+	if err := l.g.Attach("child", out, Rules{Policy: l.policy("allow: [allowed.lab]")}, "one"); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := l.inside(t, "child", end).dial(t.Context(), to); err != nil {

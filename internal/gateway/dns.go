@@ -106,7 +106,7 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		d.deny(m, q, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
 		return
 	}
-	p := d.c.policy.Load()
+	p := d.c.policy()
 	if v := p.Lookup(h); !v.Allow {
 		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Rule: v.Rule, Reason: v.Reason})
 		return

@@ -31,6 +31,7 @@ func Record(log *audit.Log) func(Entry) error {
 		text("rule", e.Rule)
 		text("method", e.Method)
 		text("path", e.Path)
+		text("secret", e.Secret)
 		number("status", int64(e.Status))
 		number("up", e.Up)
 		number("down", e.Down)

@@ -45,6 +45,9 @@ type flow struct {
 	request   *policy.Request
 	inspected bool
 	up, down  atomic.Int64
+	// use is what a request has to do with secrets, nil if nothing; refused is why it was not sent for that.
+	use     *use
+	refused atomic.Pointer[string]
 
 	life   context.Context
 	cancel context.CancelCauseFunc
@@ -85,7 +88,7 @@ func (f *flow) again(p *policy.Policy) policy.Verdict {
 func (c *card) begin(ctx context.Context, f *flow) error {
 	f.card, f.started = c, time.Now()
 	f.life, f.cancel = context.WithCancelCause(ctx)
-	limits := c.policy.Load().Limits()
+	limits := c.policy().Limits()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.request == nil {
@@ -161,7 +164,7 @@ func (c *card) acceptTCP(r *tcp.ForwarderRequest) {
 		r.Complete(true)
 		return
 	}
-	p := c.policy.Load()
+	p := c.policy()
 	pl := planFor(p, h, to.Port())
 	if !pl.https.Allow && !pl.http.Allow && !pl.tcp.Allow {
 		v := pl.denied(to.Port())
@@ -325,7 +328,7 @@ func (c *card) tls(f *flow, near *conn, said *prefixed, pl plan) {
 // reach connects to the other side of a flow and records that, or why not.
 func (c *card) reach(f *flow, v policy.Verdict) (net.Conn, bool) {
 	f.rule = v.Rule
-	far, addr, err := c.g.resolver.connect(f.life, c.g.dialer, "tcp", c.policy.Load(), f.to)
+	far, addr, err := c.g.resolver.connect(f.life, c.g.dialer, "tcp", c.policy(), f.to)
 	if err == nil {
 		f.addr.Store(&addr)
 		if err = c.record(f.entry("flow.open")); err != nil {
@@ -334,7 +337,7 @@ func (c *card) reach(f *flow, v policy.Verdict) (net.Conn, bool) {
 	}
 	// A policy that came meanwhile did not see the address.
 	if err == nil {
-		if w := f.again(c.policy.Load()); !w.Allow {
+		if w := f.again(c.policy()); !w.Allow {
 			far.Close()
 			err = &deniedError{verdict: w}
 		}
@@ -456,7 +459,7 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 		return false
 	}
 	f.to.Host = h
-	v, _ := c.policy.Load().Connect(f.to)
+	v, _ := c.policy().Connect(f.to)
 	if !v.Allow {
 		c.refuse(Entry{Host: h, Port: to.Port(), Protocol: policy.UDP, Rule: v.Rule, Reason: v.Reason})
 		return false
@@ -477,7 +480,7 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 		defer c.done(f)
 		defer near.Close()
 		f.rule = v.Rule
-		far, addr, err := c.g.resolver.connect(f.life, c.g.dialer, "udp", c.policy.Load(), f.to)
+		far, addr, err := c.g.resolver.connect(f.life, c.g.dialer, "udp", c.policy(), f.to)
 		if err == nil {
 			f.addr.Store(&addr)
 			if err = c.record(f.entry("flow.open")); err != nil {

@@ -40,6 +40,8 @@ type Options struct {
 	Dialer   Dialer
 	// Roots verify the servers of inspected connections; nil means the host's.
 	Roots *x509.CertPool
+	// Secrets opens those that sandboxes are granted; nil means that there are none.
+	Secrets Opener
 	// Logger gets what is nobody's evidence; nil means none.
 	Logger *slog.Logger
 }
@@ -91,8 +93,10 @@ type card struct {
 	// life ends with the card.
 	life context.Context
 	end  context.CancelFunc
-	// policy is that of this moment, never nil.
-	policy atomic.Pointer[policy.Policy]
+	// rules are those of this moment, never nil, and vault what they need; it is changed before them, so that a request may find a vault that is
+	// newer than its rules, and then lacks what they no longer grant.
+	rules atomic.Pointer[Rules]
+	vault atomic.Pointer[vault]
 	// denials keeps the record from growing with each packet that is refused.
 	denials bucket
 
@@ -103,16 +107,16 @@ type card struct {
 // ErrNotFound says that a sandbox has no card.
 var ErrNotFound = errors.New("the sandbox has no card")
 
-// Attach serves a card, under a policy which holds from the first packet on. The end is the gateway's then, also after a failure. A card that
+// Attach serves a card, under rules which hold from the first packet on. The end is the gateway's then, also after a failure. A card that
 // the sandbox had before is let go of: it has been started anew. Names keep the addresses that they had for it, or for the sandbox from, whose
 // memory it goes on from.
-func (g *Gateway) Attach(id string, end *os.File, p *policy.Policy, from string) error {
-	if p == nil {
+func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
+	if r.Policy == nil {
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: no policy", id)
 	}
 	c := &card{id: id, g: g, file: end, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, denials: newBucket(50, 200)}
-	c.policy.Store(p)
+	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -181,15 +185,15 @@ func (g *Gateway) drop(c *card) {
 const maxPast = 10000
 
 // SetPolicy changes what a sandbox may do. Flows that it no longer may have end before SetPolicy returns.
-func (g *Gateway) SetPolicy(id string, p *policy.Policy) error {
-	if p == nil {
+func (g *Gateway) SetPolicy(id string, r Rules) error {
+	if r.Policy == nil {
 		return fmt.Errorf("sandbox %s: no policy", id)
 	}
 	c, err := g.card(id)
 	if err != nil {
 		return err
 	}
-	c.policy.Store(p)
+	c.set(r)
 	c.mu.Lock()
 	flows := make([]*flow, 0, len(c.flows))
 	for f := range c.flows {
@@ -197,7 +201,7 @@ func (g *Gateway) SetPolicy(id string, p *policy.Policy) error {
 	}
 	c.mu.Unlock()
 	for _, f := range flows {
-		if v := f.again(p); !v.Allow {
+		if v := f.again(r.Policy); !v.Allow {
 			f.stop(&deniedError{verdict: v})
 		}
 	}
@@ -205,13 +209,25 @@ func (g *Gateway) SetPolicy(id string, p *policy.Policy) error {
 	return nil
 }
 
-// Policy returns that of a sandbox.
-func (g *Gateway) Policy(id string) (*policy.Policy, error) {
+// set puts rules into force.
+func (c *card) set(r Rules) {
+	if r.Digest == "" {
+		r.Digest = r.Policy.Digest()
+	}
+	c.vault.Store(newVault(c.g.opts.Secrets, r.Secrets))
+	c.rules.Store(&r)
+}
+
+// policy is that of this moment.
+func (c *card) policy() *policy.Policy { return c.rules.Load().Policy }
+
+// Digest returns that of a sandbox's rules.
+func (g *Gateway) Digest(id string) (string, error) {
 	c, err := g.card(id)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	return c.policy.Load(), nil
+	return c.rules.Load().Digest, nil
 }
 
 // Sandboxes returns the ids of those that have a card, in order.
@@ -293,7 +309,7 @@ var errDetached = errors.New("the sandbox has no card any more")
 type Entry struct {
 	Sandbox string
 	Time    time.Time
-	// Action is "flow.open", "flow.close", "flow.deny", "http.request", "http.deny", "dns.allow" or "dns.deny".
+	// Action is "flow.open", "flow.close", "flow.deny", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use" or "secret.shown".
 	Action string
 	Host   policy.Host
 	// Addr is the address that was dialled, or that was asked for where there is no host.
@@ -311,6 +327,8 @@ type Entry struct {
 	Status   int
 	// Inspected says that the gateway has seen what was said.
 	Inspected bool
+	// Secret names the grants whose secrets were used.
+	Secret string
 	// More counts what happened alike and has no record of its own.
 	More int64
 }

@@ -14,6 +14,7 @@ import (
 	"net/http/httptrace"
 	"net/http/httputil"
 	"net/netip"
+	"net/textproto"
 	"net/url"
 	"strconv"
 	"strings"
@@ -211,7 +212,8 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.Path = path
-	p := c.policy.Load()
+	rules, vault := c.rules.Load(), c.vault.Load()
+	p := rules.Policy
 	ask := policy.Request{Flow: conn.to, Method: r.Method, Path: path, Query: r.URL.RawQuery, Header: r.Header}
 	v := p.Request(ask)
 	if !v.Allow {
@@ -237,7 +239,7 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	defer c.done(f)
 	// A policy that came meanwhile did not see the request.
-	if now := c.policy.Load(); now != p {
+	if now := c.policy(); now != p {
 		if v := now.Request(*f.request); !v.Allow {
 			refuse(http.StatusForbidden, v)
 			return
@@ -248,6 +250,10 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	out.Host = canonicalHost(conn.to)
 	if p.PlatformCredentialsOnly() {
 		secret.StripCredentials(out)
+	}
+	if f.use, err = c.secrets(rules, vault, *f.request); err != nil {
+		refuse(http.StatusBadGateway, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
+		return
 	}
 	sw := &statusWriter{ResponseWriter: w}
 	// The stop of a flow must reach a response that is being streamed to a reader who does not read.
@@ -264,6 +270,11 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		}
 		if cause := context.Cause(f.life); cause != nil && !errors.Is(cause, context.Canceled) {
 			e.Reason = cause.Error()
+		}
+		if why := f.refused.Load(); why != nil {
+			e.Action, e.Reason = "http.deny", *why
+			c.refuse(e)
+			return
 		}
 		c.record(e)
 	}()
@@ -381,7 +392,19 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 			f.addr.Store(&ip)
 		}
 	}}
-	return f.card.forward.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	if f.use == nil {
+		return f.card.forward.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	}
+	if f.use.clean != nil {
+		// This is called before the proxy's own, which hands the header on.
+		trace.Got1xxResponse = func(_ int, h textproto.MIMEHeader) error {
+			if n := f.use.clean.Header(http.Header(h)); n > 0 {
+				f.shown(int64(n))
+			}
+			return nil
+		}
+	}
+	return f.use.send(f, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)), f.card.forward)
 }
 
 // countedBody counts what a request sends.
@@ -407,7 +430,7 @@ func (i *inspector) transport(c *card) *http.Transport {
 			if address != hostPort(f.to) {
 				return nil, fmt.Errorf("a dial to %s for a flow to %s", address, hostPort(f.to))
 			}
-			conn, _, err := i.g.resolver.connect(ctx, i.g.dialer, "tcp", c.policy.Load(), f.to)
+			conn, _, err := i.g.resolver.connect(ctx, i.g.dialer, "tcp", c.policy(), f.to)
 			return conn, err
 		},
 		TLSClientConfig:        &tls.Config{RootCAs: i.g.opts.Roots, MinVersion: tls.VersionTLS12},
@@ -473,6 +496,12 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &d):
 		status, text = http.StatusForbidden, d.Error()
+	case errors.Is(err, secret.ErrMisplaced):
+		status, text = http.StatusForbidden, err.Error()
+		f.refused.Store(&text)
+	case errors.Is(err, secret.ErrOpaque) || errors.As(err, new(*secretError)):
+		text = err.Error()
+		f.refused.Store(&text)
 	case errors.Is(err, errNoName):
 		text = fmt.Sprintf("there is no host %s", f.to.Host)
 	case errors.As(err, &t) && t.Timeout():

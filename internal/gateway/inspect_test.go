@@ -243,14 +243,14 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	// One that allows the same closes nothing.
-	if err := l.g.SetPolicy("one", l.policy(inspected+"  - {host: raw.lab, protocol: tcp, ports: [9000]}\n  - more.lab\n")); err != nil {
+	if err := l.g.SetPolicy("one", Rules{Policy: l.policy(inspected + "  - {host: raw.lab, protocol: tcp, ports: [9000]}\n  - more.lab\n")}); err != nil {
 		t.Fatal(err)
 	}
 	if err := echo(raw); err != nil {
 		t.Errorf("a policy that allows more closed a flow: %v", err)
 	}
 	start := time.Now()
-	if err := l.g.SetPolicy("one", l.policy("allow: [more.lab]")); err != nil {
+	if err := l.g.SetPolicy("one", Rules{Policy: l.policy("allow: [more.lab]")}); err != nil {
 		t.Fatal(err)
 	}
 	if err := echo(raw); err == nil {

@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -35,6 +36,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/warren-sandbox/warren/internal/policy"
+	"github.com/warren-sandbox/warren/internal/secret"
 )
 
 // lab is an internet of its own: names, addresses that look public, and servers behind them. What arrives there is what counts.
@@ -43,6 +45,7 @@ type lab struct {
 	g    *Gateway
 	ca   *Authority // the gateway's
 	root *Authority // that of the servers
+	key  *secret.Source
 
 	mu      sync.Mutex
 	addrs   map[string][]netip.Addr
@@ -62,9 +65,12 @@ func newLab(t testing.TB) *lab {
 	if l.root, err = OpenAuthority(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
+	if l.key, err = secret.ParseSource("file:" + filepath.Join(t.TempDir(), "key")); err != nil {
+		t.Fatal(err)
+	}
 	roots := x509.NewCertPool()
 	roots.AddCert(l.root.cert)
-	l.g = New(Options{Authority: l.ca, Resolver: l, Dialer: l, Roots: roots, Evidence: l.evidence})
+	l.g = New(Options{Authority: l.ca, Resolver: l, Dialer: l, Roots: roots, Evidence: l.evidence, Secrets: l.key})
 	t.Cleanup(l.g.Close)
 	return l
 }
@@ -187,16 +193,32 @@ type inside struct {
 }
 
 // sandbox attaches one with a policy.
-func (l *lab) sandbox(id, rules string) *inside { return l.sandboxFor(l.t, id, rules) }
+func (l *lab) sandbox(id, rules string, secrets ...Secret) *inside {
+	return l.sandboxFor(l.t, id, rules, secrets...)
+}
+
+// secret seals a value.
+func (l *lab) secret(name, value string, placeholders ...string) Secret {
+	l.t.Helper()
+	box, err := l.key.Box()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	sealed, err := box.Seal(l.t.Context(), name, []byte(value))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return Secret{name, sealed, placeholders}
+}
 
 // sandboxFor attaches one that ends with a part of the test.
-func (l *lab) sandboxFor(t testing.TB, id, rules string) *inside {
+func (l *lab) sandboxFor(t testing.TB, id, rules string, secrets ...Secret) *inside {
 	t.Helper()
 	in, out, err := NewCard()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.g.Attach(id, out, l.policy(rules), ""); err != nil {
+	if err := l.g.Attach(id, out, Rules{Policy: l.policy(rules), Secrets: secrets}, ""); err != nil {
 		t.Fatal(err)
 	}
 	return l.inside(t, id, in)

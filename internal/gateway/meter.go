@@ -151,7 +151,7 @@ func (b *bucket) take() (missed int64, ok bool) {
 // record writes evidence. What may not go unrecorded does not happen when this fails.
 func (c *card) record(e Entry) error {
 	e.Sandbox, e.Time = c.id, time.Now()
-	e.Policy = c.policy.Load().Name()
+	e.Policy = c.policy().Name()
 	if err := c.g.opts.Evidence(e); err != nil {
 		c.g.log.Error("evidence cannot be written", "sandbox", c.id, "action", e.Action, "error", err)
 		return fmt.Errorf("it cannot be recorded: %w", err)

@@ -173,8 +173,8 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 	case control.OpList:
 		r := &control.Response{}
 		for _, id := range s.g.Sandboxes() {
-			if p, err := s.g.Policy(id); err == nil {
-				r.Cards = append(r.Cards, control.Attached{ID: id, Policy: p.Digest()})
+			if d, err := s.g.Digest(id); err == nil {
+				r.Cards = append(r.Cards, control.Attached{ID: id, Policy: d})
 			}
 		}
 		return r, nil, nil
@@ -191,7 +191,7 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 	default:
 		return nil, nil, fmt.Errorf("no call %q", req.Op)
 	}
-	p, err := parsePolicy(req.Policy)
+	p, err := parseRules(req.Policy)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -232,15 +232,19 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 	return &control.Response{Card: card}, []*os.File{inside, copied}, nil
 }
 
-func parsePolicy(p *control.Policy) (*policy.Policy, error) {
+func parseRules(p *control.Policy) (Rules, error) {
 	if p == nil {
-		return nil, fmt.Errorf("%w: there is none", errPolicy)
+		return Rules{}, fmt.Errorf("%w: there is none", errPolicy)
 	}
 	parsed, err := policy.Parse(p.Name, p.Source)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errPolicy, err)
+		return Rules{}, fmt.Errorf("%w: %w", errPolicy, err)
 	}
-	return parsed, nil
+	r := Rules{Policy: parsed, Digest: p.Digest}
+	for _, s := range p.Secrets {
+		r.Secrets = append(r.Secrets, Secret(s))
+	}
+	return r, nil
 }
 
 // Card returns another descriptor of a sandbox's card.

@@ -43,6 +43,9 @@ type sandboxes interface {
 	VerifyFlows(ctx context.Context, c engine.Caller) (*engine.FlowReport, error)
 	Policies() ([]engine.PolicyInfo, error)
 	Policy(name string) (engine.PolicyInfo, error)
+	SetSecret(ctx context.Context, c engine.Caller, name string, value []byte) (engine.SecretInfo, error)
+	Secrets(c engine.Caller) ([]engine.SecretInfo, error)
+	DeleteSecret(ctx context.Context, c engine.Caller, name string) error
 	CheckPolicy(name string, source []byte) ([]engine.PolicyFinding, int, error)
 	ExplainSandbox(ctx context.Context, c engine.Caller, ref, target string) (*engine.PolicyAnswer, error)
 	ExplainPolicy(name, target string) (*engine.PolicyAnswer, error)

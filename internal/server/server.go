@@ -206,6 +206,7 @@ func (s *Server) table() []route {
 	add(warrenv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
 	add(warrenv1connect.NewTemplateServiceHandler(templateService{s}, opts...))
 	add(warrenv1connect.NewPolicyServiceHandler(policyService{s}, opts...))
+	add(warrenv1connect.NewSecretServiceHandler(secretService{s}, opts...))
 	add(warrenv1connect.NewWorkspaceServiceHandler(workspaceService{s}, opts...))
 	add(warrenv1connect.NewRepoServiceHandler(repoService{s}, opts...))
 	add(warrenv1connect.NewImageServiceHandler(imageService{s}, opts...))

@@ -17,10 +17,11 @@ import (
 
 	"github.com/warren-sandbox/warren/internal/companion"
 	"github.com/warren-sandbox/warren/internal/message"
+	"github.com/warren-sandbox/warren/internal/secret"
 )
 
 // Version of what is said. A gateway of another version or build is replaced.
-const Version = 1
+const Version = 2
 
 // Name of the gateway's files.
 const Name = "gateway"
@@ -52,6 +53,16 @@ type Request struct {
 type Policy struct {
 	Name   string `json:"name"`
 	Source []byte `json:"source"`
+	// Secrets are those that its grants name. Digest tells all of it apart from another, and is what [Attached] has; empty means that of the source.
+	Secrets []Secret `json:"secrets,omitempty"`
+	Digest  string   `json:"digest,omitempty"`
+}
+
+// Secret is a value that only the gateway can open, and what stands for it in the sandbox.
+type Secret struct {
+	Name         string   `json:"name"`
+	Sealed       string   `json:"sealed,omitempty"`
+	Placeholders []string `json:"placeholders,omitempty"`
 }
 
 // Response is an answer.
@@ -76,7 +87,7 @@ type Card struct {
 	DNS   []netip.Addr `json:"dns"`
 }
 
-// Attached is a sandbox that has a card, and the digest of its policy.
+// Attached is a sandbox that has a card, and the digest of what it may do.
 type Attached struct {
 	ID     string `json:"id"`
 	Policy string `json:"policy"`
@@ -106,6 +117,8 @@ type Options struct {
 	Path string
 	// Resolver is the name server that it asks, and Roots a file of certificates that it trusts besides the host's; either may be empty.
 	Resolver, Roots string
+	// Secrets says where the key of secrets is, see [secret.ParseSource]; nil means that there are none.
+	Secrets *secret.Source
 	// Idle is how long a gateway stays without a card and without a client; 0 means 3 seconds: another is started in less.
 	Idle time.Duration
 	// Logger may not be nil.
@@ -127,6 +140,12 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 		Env:  hostTrust(),
 		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots},
 	}}
+	if o.Secrets != nil {
+		c.p.Args = append(c.p.Args, "-secrets", o.Secrets.String())
+		if name := o.Secrets.Variable(); name != "" {
+			c.p.Env = append(c.p.Env, name+"="+os.Getenv(name))
+		}
+	}
 	if err := c.ensure(ctx, o.Lost); err != nil {
 		return nil, err
 	}

@@ -7042,6 +7042,343 @@ func (x *Policy) GetProblem() string {
 	return ""
 }
 
+// Secret tells of a secret, and nothing of its value.
+type Secret struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Counts from 1 with each value that was set.
+	Version uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created,proto3" json:"created,omitempty"`
+	Updated *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=updated,proto3" json:"updated,omitempty"`
+	// Those that grant it; only of a list.
+	Policies      []string `protobuf:"bytes,5,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Secret) Reset() {
+	*x = Secret{}
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Secret) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Secret) ProtoMessage() {}
+
+func (x *Secret) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Secret.ProtoReflect.Descriptor instead.
+func (*Secret) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+}
+
+func (x *Secret) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Secret) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Secret) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Secret) GetUpdated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Updated
+	}
+	return nil
+}
+
+func (x *Secret) GetPolicies() []string {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type SetSecretRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 64 lower-case letters, digits, dots, hyphens and underscores.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// 8 bytes to 16 KiB of printable ASCII, on one line.
+	Value         []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSecretRequest) Reset() {
+	*x = SetSecretRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSecretRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSecretRequest) ProtoMessage() {}
+
+func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSecretRequest.ProtoReflect.Descriptor instead.
+func (*SetSecretRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+}
+
+func (x *SetSecretRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetSecretRequest) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+type SetSecretResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Secret        *Secret                `protobuf:"bytes,1,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSecretResponse) Reset() {
+	*x = SetSecretResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSecretResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSecretResponse) ProtoMessage() {}
+
+func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSecretResponse.ProtoReflect.Descriptor instead.
+func (*SetSecretResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *SetSecretResponse) GetSecret() *Secret {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+type ListSecretsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSecretsRequest) Reset() {
+	*x = ListSecretsRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSecretsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSecretsRequest) ProtoMessage() {}
+
+func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSecretsRequest.ProtoReflect.Descriptor instead.
+func (*ListSecretsRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+}
+
+type ListSecretsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Secrets       []*Secret              `protobuf:"bytes,1,rep,name=secrets,proto3" json:"secrets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSecretsResponse) Reset() {
+	*x = ListSecretsResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSecretsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSecretsResponse) ProtoMessage() {}
+
+func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSecretsResponse.ProtoReflect.Descriptor instead.
+func (*ListSecretsResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *ListSecretsResponse) GetSecrets() []*Secret {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type DeleteSecretRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSecretRequest) Reset() {
+	*x = DeleteSecretRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSecretRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSecretRequest) ProtoMessage() {}
+
+func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSecretRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSecretRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *DeleteSecretRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteSecretResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSecretResponse) Reset() {
+	*x = DeleteSecretResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSecretResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSecretResponse) ProtoMessage() {}
+
+func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSecretResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSecretResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+}
+
 type ListPoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -7050,7 +7387,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7062,7 +7399,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7075,7 +7412,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
 }
 
 type ListPoliciesResponse struct {
@@ -7087,7 +7424,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +7436,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +7449,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -7131,7 +7468,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7143,7 +7480,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7156,7 +7493,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *GetPolicyRequest) GetName() string {
@@ -7175,7 +7512,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7187,7 +7524,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7200,7 +7537,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -7221,7 +7558,7 @@ type CheckPolicyRequest struct {
 
 func (x *CheckPolicyRequest) Reset() {
 	*x = CheckPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7233,7 +7570,7 @@ func (x *CheckPolicyRequest) String() string {
 func (*CheckPolicyRequest) ProtoMessage() {}
 
 func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7246,7 +7583,7 @@ func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
 func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *CheckPolicyRequest) GetName() string {
@@ -7279,7 +7616,7 @@ type PolicyFinding struct {
 
 func (x *PolicyFinding) Reset() {
 	*x = PolicyFinding{}
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7291,7 +7628,7 @@ func (x *PolicyFinding) String() string {
 func (*PolicyFinding) ProtoMessage() {}
 
 func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7304,7 +7641,7 @@ func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
 func (*PolicyFinding) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *PolicyFinding) GetSeverity() string {
@@ -7353,7 +7690,7 @@ type CheckPolicyResponse struct {
 
 func (x *CheckPolicyResponse) Reset() {
 	*x = CheckPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7365,7 +7702,7 @@ func (x *CheckPolicyResponse) String() string {
 func (*CheckPolicyResponse) ProtoMessage() {}
 
 func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7378,7 +7715,7 @@ func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
 func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
@@ -7411,7 +7748,7 @@ type ExplainPolicyRequest struct {
 
 func (x *ExplainPolicyRequest) Reset() {
 	*x = ExplainPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7423,7 +7760,7 @@ func (x *ExplainPolicyRequest) String() string {
 func (*ExplainPolicyRequest) ProtoMessage() {}
 
 func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7436,7 +7773,7 @@ func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
@@ -7516,7 +7853,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7528,7 +7865,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7541,7 +7878,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *PolicyStep) GetRule() string {
@@ -7586,7 +7923,7 @@ type ExplainPolicyResponse struct {
 
 func (x *ExplainPolicyResponse) Reset() {
 	*x = ExplainPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7598,7 +7935,7 @@ func (x *ExplainPolicyResponse) String() string {
 func (*ExplainPolicyResponse) ProtoMessage() {}
 
 func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7611,7 +7948,7 @@ func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ExplainPolicyResponse) GetPolicy() string {
@@ -7663,7 +8000,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7675,7 +8012,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8229,7 +8566,24 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06preset\x18\x02 \x01(\bR\x06preset\x12\x16\n" +
 	"\x06source\x18\x03 \x01(\fR\x06source\x12\x18\n" +
-	"\aproblem\x18\x04 \x01(\tR\aproblem\"\x15\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"\xbe\x01\n" +
+	"\x06Secret\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\rR\aversion\x124\n" +
+	"\acreated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\aupdated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x12\x1a\n" +
+	"\bpolicies\x18\x05 \x03(\tR\bpolicies\"A\n" +
+	"\x10SetSecretRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\x05value\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05value\">\n" +
+	"\x11SetSecretResponse\x12)\n" +
+	"\x06secret\x18\x01 \x01(\v2\x11.warren.v1.SecretR\x06secret\"\x14\n" +
+	"\x12ListSecretsRequest\"B\n" +
+	"\x13ListSecretsResponse\x12+\n" +
+	"\asecrets\x18\x01 \x03(\v2\x11.warren.v1.SecretR\asecrets\")\n" +
+	"\x13DeleteSecretRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteSecretResponse\"\x15\n" +
 	"\x13ListPoliciesRequest\"E\n" +
 	"\x14ListPoliciesResponse\x12-\n" +
 	"\bpolicies\x18\x01 \x03(\v2\x11.warren.v1.PolicyR\bpolicies\"&\n" +
@@ -8343,7 +8697,11 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\fListPolicies\x12\x1e.warren.v1.ListPoliciesRequest\x1a\x1f.warren.v1.ListPoliciesResponse\x12F\n" +
 	"\tGetPolicy\x12\x1b.warren.v1.GetPolicyRequest\x1a\x1c.warren.v1.GetPolicyResponse\x12L\n" +
 	"\vCheckPolicy\x12\x1d.warren.v1.CheckPolicyRequest\x1a\x1e.warren.v1.CheckPolicyResponse\x12R\n" +
-	"\rExplainPolicy\x12\x1f.warren.v1.ExplainPolicyRequest\x1a .warren.v1.ExplainPolicyResponse2\x80\x03\n" +
+	"\rExplainPolicy\x12\x1f.warren.v1.ExplainPolicyRequest\x1a .warren.v1.ExplainPolicyResponse2\xf6\x01\n" +
+	"\rSecretService\x12F\n" +
+	"\tSetSecret\x12\x1b.warren.v1.SetSecretRequest\x1a\x1c.warren.v1.SetSecretResponse\x12L\n" +
+	"\vListSecrets\x12\x1d.warren.v1.ListSecretsRequest\x1a\x1e.warren.v1.ListSecretsResponse\x12O\n" +
+	"\fDeleteSecret\x12\x1e.warren.v1.DeleteSecretRequest\x1a\x1f.warren.v1.DeleteSecretResponse2\x80\x03\n" +
 	"\rSystemService\x12I\n" +
 	"\n" +
 	"GetVersion\x12\x1c.warren.v1.GetVersionRequest\x1a\x1d.warren.v1.GetVersionResponse\x12=\n" +
@@ -8366,7 +8724,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 136)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(IdleAction)(0),                 // 1: warren.v1.IdleAction
@@ -8481,112 +8839,119 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*DeleteTokenRequest)(nil),      // 110: warren.v1.DeleteTokenRequest
 	(*DeleteTokenResponse)(nil),     // 111: warren.v1.DeleteTokenResponse
 	(*Policy)(nil),                  // 112: warren.v1.Policy
-	(*ListPoliciesRequest)(nil),     // 113: warren.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),    // 114: warren.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),        // 115: warren.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),       // 116: warren.v1.GetPolicyResponse
-	(*CheckPolicyRequest)(nil),      // 117: warren.v1.CheckPolicyRequest
-	(*PolicyFinding)(nil),           // 118: warren.v1.PolicyFinding
-	(*CheckPolicyResponse)(nil),     // 119: warren.v1.CheckPolicyResponse
-	(*ExplainPolicyRequest)(nil),    // 120: warren.v1.ExplainPolicyRequest
-	(*PolicyStep)(nil),              // 121: warren.v1.PolicyStep
-	(*ExplainPolicyResponse)(nil),   // 122: warren.v1.ExplainPolicyResponse
-	nil,                             // 123: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 124: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 125: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 126: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 127: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 128: warren.v1.ForkSandboxRequest.EnvEntry
-	nil,                             // 129: warren.v1.ForkSandboxRequest.LabelsEntry
-	nil,                             // 130: warren.v1.Event.FieldsEntry
-	nil,                             // 131: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 132: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 133: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 134: google.protobuf.Timestamp
+	(*Secret)(nil),                  // 113: warren.v1.Secret
+	(*SetSecretRequest)(nil),        // 114: warren.v1.SetSecretRequest
+	(*SetSecretResponse)(nil),       // 115: warren.v1.SetSecretResponse
+	(*ListSecretsRequest)(nil),      // 116: warren.v1.ListSecretsRequest
+	(*ListSecretsResponse)(nil),     // 117: warren.v1.ListSecretsResponse
+	(*DeleteSecretRequest)(nil),     // 118: warren.v1.DeleteSecretRequest
+	(*DeleteSecretResponse)(nil),    // 119: warren.v1.DeleteSecretResponse
+	(*ListPoliciesRequest)(nil),     // 120: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 121: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 122: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 123: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 124: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 125: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 126: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 127: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 128: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 129: warren.v1.ExplainPolicyResponse
+	nil,                             // 130: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 131: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 132: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 133: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 134: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 135: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 136: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 137: warren.v1.Event.FieldsEntry
+	nil,                             // 138: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 139: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 140: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 141: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	123, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	130, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	124, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	133, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	133, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	125, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	131, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	140, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	140, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	132, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
-	134, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	133, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	133, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	141, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	140, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	140, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	134, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	134, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	134, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	141, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	141, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	141, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
 	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	126, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	133, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	127, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	133, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	133, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	134, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	140, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	140, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
 	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	128, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	129, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	133, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	133, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	135, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	136, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	140, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	140, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
 	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
 	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	133, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	140, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
 	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
 	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
 	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
 	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
 	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	134, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	133, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	141, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	140, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
 	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
 	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	133, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	134, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	134, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	133, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	140, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	141, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	141, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	140, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
 	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	133, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	134, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	140, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	141, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
 	61,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
 	61,  // 66: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
-	134, // 67: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	130, // 68: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	134, // 69: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	141, // 67: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	137, // 68: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	141, // 69: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
 	7,   // 70: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
 	12,  // 71: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
 	62,  // 72: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
 	62,  // 73: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
 	62,  // 74: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
 	62,  // 75: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	134, // 76: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	141, // 76: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
 	12,  // 77: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
 	81,  // 78: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
 	81,  // 79: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	134, // 80: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	131, // 81: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	141, // 80: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	138, // 81: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
 	12,  // 82: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
 	88,  // 83: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
 	88,  // 84: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
@@ -8594,119 +8959,129 @@ var file_warren_v1_warren_proto_depIdxs = []int32{
 	88,  // 86: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
 	88,  // 87: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
 	88,  // 88: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	132, // 89: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	133, // 90: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	134, // 91: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	134, // 92: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	134, // 93: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	139, // 89: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	140, // 90: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	141, // 91: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	141, // 92: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	141, // 93: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
 	107, // 94: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	112, // 95: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	112, // 96: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	118, // 97: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	121, // 98: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 99: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 100: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 101: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 102: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 103: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 104: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 105: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 106: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 107: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 108: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 109: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 110: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	57,  // 111: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	59,  // 112: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	36,  // 113: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 114: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 115: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 116: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 117: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 118: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 119: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 120: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	63,  // 121: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	65,  // 122: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	67,  // 123: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	69,  // 124: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	71,  // 125: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	73,  // 126: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	75,  // 127: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	77,  // 128: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	79,  // 129: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	82,  // 130: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	84,  // 131: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	86,  // 132: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	89,  // 133: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	91,  // 134: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	93,  // 135: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	95,  // 136: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	97,  // 137: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	99,  // 138: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	113, // 139: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	115, // 140: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	117, // 141: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	120, // 142: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	101, // 143: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	103, // 144: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	105, // 145: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	108, // 146: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	110, // 147: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 148: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 149: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 150: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 151: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 152: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 153: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 154: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 155: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 156: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 157: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 158: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 159: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	58,  // 160: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	60,  // 161: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	37,  // 162: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 163: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 164: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 165: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 166: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 167: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 168: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 169: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	64,  // 170: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	66,  // 171: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	68,  // 172: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	70,  // 173: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	72,  // 174: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	74,  // 175: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	76,  // 176: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	78,  // 177: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	80,  // 178: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	83,  // 179: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	85,  // 180: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	87,  // 181: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	90,  // 182: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	92,  // 183: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	94,  // 184: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	96,  // 185: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	98,  // 186: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	100, // 187: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	114, // 188: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	116, // 189: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	119, // 190: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	122, // 191: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	102, // 192: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	104, // 193: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	106, // 194: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	109, // 195: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	111, // 196: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	148, // [148:197] is the sub-list for method output_type
-	99,  // [99:148] is the sub-list for method input_type
-	99,  // [99:99] is the sub-list for extension type_name
-	99,  // [99:99] is the sub-list for extension extendee
-	0,   // [0:99] is the sub-list for field type_name
+	141, // 95: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	141, // 96: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	113, // 97: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	113, // 98: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	112, // 99: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	112, // 100: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	125, // 101: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	128, // 102: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 103: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 104: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 105: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 106: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 107: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 108: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 109: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 110: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 111: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 112: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 113: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 114: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	57,  // 115: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	59,  // 116: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	36,  // 117: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 118: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 119: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 120: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 121: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 122: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 123: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 124: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	63,  // 125: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	65,  // 126: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	67,  // 127: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	69,  // 128: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	71,  // 129: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	73,  // 130: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	75,  // 131: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	77,  // 132: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	79,  // 133: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	82,  // 134: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	84,  // 135: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	86,  // 136: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	89,  // 137: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	91,  // 138: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	93,  // 139: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	95,  // 140: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	97,  // 141: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	99,  // 142: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	120, // 143: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	122, // 144: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	124, // 145: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	127, // 146: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	114, // 147: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	116, // 148: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	118, // 149: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	101, // 150: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	103, // 151: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	105, // 152: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	108, // 153: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	110, // 154: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 155: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 156: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 157: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 158: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 159: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 160: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 161: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 162: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 163: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 164: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 165: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 166: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	58,  // 167: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	60,  // 168: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	37,  // 169: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 170: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 171: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 172: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 173: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 174: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 175: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 176: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	64,  // 177: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	66,  // 178: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	68,  // 179: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	70,  // 180: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	72,  // 181: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	74,  // 182: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	76,  // 183: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	78,  // 184: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	80,  // 185: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	83,  // 186: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	85,  // 187: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	87,  // 188: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	90,  // 189: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	92,  // 190: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	94,  // 191: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	96,  // 192: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	98,  // 193: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	100, // 194: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	121, // 195: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	123, // 196: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	126, // 197: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	129, // 198: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	115, // 199: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	117, // 200: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	119, // 201: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	102, // 202: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	104, // 203: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	106, // 204: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	109, // 205: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	111, // 206: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	155, // [155:207] is the sub-list for method output_type
+	103, // [103:155] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
@@ -8744,7 +9119,7 @@ func file_warren_v1_warren_proto_init() {
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[116].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[123].OneofWrappers = []any{
 		(*ExplainPolicyRequest_Sandbox)(nil),
 		(*ExplainPolicyRequest_Policy)(nil),
 		(*ExplainPolicyRequest_Source)(nil),
@@ -8755,9 +9130,9 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   129,
+			NumMessages:   136,
 			NumExtensions: 0,
-			NumServices:   8,
+			NumServices:   9,
 		},
 		GoTypes:           file_warren_v1_warren_proto_goTypes,
 		DependencyIndexes: file_warren_v1_warren_proto_depIdxs,

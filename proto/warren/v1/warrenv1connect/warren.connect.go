@@ -40,6 +40,8 @@ const (
 	ImageServiceName = "warren.v1.ImageService"
 	// PolicyServiceName is the fully-qualified name of the PolicyService service.
 	PolicyServiceName = "warren.v1.PolicyService"
+	// SecretServiceName is the fully-qualified name of the SecretService service.
+	SecretServiceName = "warren.v1.SecretService"
 	// SystemServiceName is the fully-qualified name of the SystemService service.
 	SystemServiceName = "warren.v1.SystemService"
 )
@@ -173,6 +175,14 @@ const (
 	// PolicyServiceExplainPolicyProcedure is the fully-qualified name of the PolicyService's
 	// ExplainPolicy RPC.
 	PolicyServiceExplainPolicyProcedure = "/warren.v1.PolicyService/ExplainPolicy"
+	// SecretServiceSetSecretProcedure is the fully-qualified name of the SecretService's SetSecret RPC.
+	SecretServiceSetSecretProcedure = "/warren.v1.SecretService/SetSecret"
+	// SecretServiceListSecretsProcedure is the fully-qualified name of the SecretService's ListSecrets
+	// RPC.
+	SecretServiceListSecretsProcedure = "/warren.v1.SecretService/ListSecrets"
+	// SecretServiceDeleteSecretProcedure is the fully-qualified name of the SecretService's
+	// DeleteSecret RPC.
+	SecretServiceDeleteSecretProcedure = "/warren.v1.SecretService/DeleteSecret"
 	// SystemServiceGetVersionProcedure is the fully-qualified name of the SystemService's GetVersion
 	// RPC.
 	SystemServiceGetVersionProcedure = "/warren.v1.SystemService/GetVersion"
@@ -1753,6 +1763,132 @@ func (UnimplementedPolicyServiceHandler) CheckPolicy(context.Context, *connect.R
 
 func (UnimplementedPolicyServiceHandler) ExplainPolicy(context.Context, *connect.Request[v1.ExplainPolicyRequest]) (*connect.Response[v1.ExplainPolicyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.PolicyService.ExplainPolicy is not implemented"))
+}
+
+// SecretServiceClient is a client for the warren.v1.SecretService service.
+type SecretServiceClient interface {
+	// SetSecret stores a value, which counts from the next request on, in place of one of that name.
+	SetSecret(context.Context, *connect.Request[v1.SetSecretRequest]) (*connect.Response[v1.SetSecretResponse], error)
+	ListSecrets(context.Context, *connect.Request[v1.ListSecretsRequest]) (*connect.Response[v1.ListSecretsResponse], error)
+	// DeleteSecret removes a secret. Requests that need it fail from then on.
+	DeleteSecret(context.Context, *connect.Request[v1.DeleteSecretRequest]) (*connect.Response[v1.DeleteSecretResponse], error)
+}
+
+// NewSecretServiceClient constructs a client for the warren.v1.SecretService service. By default,
+// it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and
+// sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC()
+// or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewSecretServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) SecretServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	secretServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("SecretService").Methods()
+	return &secretServiceClient{
+		setSecret: connect.NewClient[v1.SetSecretRequest, v1.SetSecretResponse](
+			httpClient,
+			baseURL+SecretServiceSetSecretProcedure,
+			connect.WithSchema(secretServiceMethods.ByName("SetSecret")),
+			connect.WithClientOptions(opts...),
+		),
+		listSecrets: connect.NewClient[v1.ListSecretsRequest, v1.ListSecretsResponse](
+			httpClient,
+			baseURL+SecretServiceListSecretsProcedure,
+			connect.WithSchema(secretServiceMethods.ByName("ListSecrets")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteSecret: connect.NewClient[v1.DeleteSecretRequest, v1.DeleteSecretResponse](
+			httpClient,
+			baseURL+SecretServiceDeleteSecretProcedure,
+			connect.WithSchema(secretServiceMethods.ByName("DeleteSecret")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// secretServiceClient implements SecretServiceClient.
+type secretServiceClient struct {
+	setSecret    *connect.Client[v1.SetSecretRequest, v1.SetSecretResponse]
+	listSecrets  *connect.Client[v1.ListSecretsRequest, v1.ListSecretsResponse]
+	deleteSecret *connect.Client[v1.DeleteSecretRequest, v1.DeleteSecretResponse]
+}
+
+// SetSecret calls warren.v1.SecretService.SetSecret.
+func (c *secretServiceClient) SetSecret(ctx context.Context, req *connect.Request[v1.SetSecretRequest]) (*connect.Response[v1.SetSecretResponse], error) {
+	return c.setSecret.CallUnary(ctx, req)
+}
+
+// ListSecrets calls warren.v1.SecretService.ListSecrets.
+func (c *secretServiceClient) ListSecrets(ctx context.Context, req *connect.Request[v1.ListSecretsRequest]) (*connect.Response[v1.ListSecretsResponse], error) {
+	return c.listSecrets.CallUnary(ctx, req)
+}
+
+// DeleteSecret calls warren.v1.SecretService.DeleteSecret.
+func (c *secretServiceClient) DeleteSecret(ctx context.Context, req *connect.Request[v1.DeleteSecretRequest]) (*connect.Response[v1.DeleteSecretResponse], error) {
+	return c.deleteSecret.CallUnary(ctx, req)
+}
+
+// SecretServiceHandler is an implementation of the warren.v1.SecretService service.
+type SecretServiceHandler interface {
+	// SetSecret stores a value, which counts from the next request on, in place of one of that name.
+	SetSecret(context.Context, *connect.Request[v1.SetSecretRequest]) (*connect.Response[v1.SetSecretResponse], error)
+	ListSecrets(context.Context, *connect.Request[v1.ListSecretsRequest]) (*connect.Response[v1.ListSecretsResponse], error)
+	// DeleteSecret removes a secret. Requests that need it fail from then on.
+	DeleteSecret(context.Context, *connect.Request[v1.DeleteSecretRequest]) (*connect.Response[v1.DeleteSecretResponse], error)
+}
+
+// NewSecretServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewSecretServiceHandler(svc SecretServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	secretServiceMethods := v1.File_warren_v1_warren_proto.Services().ByName("SecretService").Methods()
+	secretServiceSetSecretHandler := connect.NewUnaryHandler(
+		SecretServiceSetSecretProcedure,
+		svc.SetSecret,
+		connect.WithSchema(secretServiceMethods.ByName("SetSecret")),
+		connect.WithHandlerOptions(opts...),
+	)
+	secretServiceListSecretsHandler := connect.NewUnaryHandler(
+		SecretServiceListSecretsProcedure,
+		svc.ListSecrets,
+		connect.WithSchema(secretServiceMethods.ByName("ListSecrets")),
+		connect.WithHandlerOptions(opts...),
+	)
+	secretServiceDeleteSecretHandler := connect.NewUnaryHandler(
+		SecretServiceDeleteSecretProcedure,
+		svc.DeleteSecret,
+		connect.WithSchema(secretServiceMethods.ByName("DeleteSecret")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/warren.v1.SecretService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case SecretServiceSetSecretProcedure:
+			secretServiceSetSecretHandler.ServeHTTP(w, r)
+		case SecretServiceListSecretsProcedure:
+			secretServiceListSecretsHandler.ServeHTTP(w, r)
+		case SecretServiceDeleteSecretProcedure:
+			secretServiceDeleteSecretHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedSecretServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedSecretServiceHandler struct{}
+
+func (UnimplementedSecretServiceHandler) SetSecret(context.Context, *connect.Request[v1.SetSecretRequest]) (*connect.Response[v1.SetSecretResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SecretService.SetSecret is not implemented"))
+}
+
+func (UnimplementedSecretServiceHandler) ListSecrets(context.Context, *connect.Request[v1.ListSecretsRequest]) (*connect.Response[v1.ListSecretsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SecretService.ListSecrets is not implemented"))
+}
+
+func (UnimplementedSecretServiceHandler) DeleteSecret(context.Context, *connect.Request[v1.DeleteSecretRequest]) (*connect.Response[v1.DeleteSecretResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SecretService.DeleteSecret is not implemented"))
 }
 
 // SystemServiceClient is a client for the warren.v1.SystemService service.

