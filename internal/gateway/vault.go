@@ -71,12 +71,9 @@ func (s Secret) shown() string {
 }
 
 // secretError says that a secret could not be used, so that nothing was sent.
-type secretError struct {
-	grant string
-	err   error
-}
+type secretError struct{ err error }
 
-func (e *secretError) Error() string { return fmt.Sprintf("secret %s: %v", e.grant, e.err) }
+func (e *secretError) Error() string { return "a secret cannot be used: " + e.err.Error() }
 func (e *secretError) Unwrap() error { return e.err }
 
 var errUnset = errors.New("it is not set on the server; `warren secret set` sets it")
@@ -162,7 +159,7 @@ func (v *vault) clean() (*secret.Scrubber, error) {
 		}
 		value, err := v.open(name)
 		if err != nil {
-			return nil, &secretError{name, err}
+			return nil, &secretError{fmt.Errorf("secret %q: %w", name, err)}
 		}
 		pairs = append(pairs, secret.Pair{Value: value, Placeholder: s.shown()})
 	}
@@ -218,7 +215,7 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 	case errors.As(err, &misplaced) || errors.Is(err, secret.ErrOpaque):
 		return nil, err
 	case err != nil:
-		return nil, &secretError{u.grant.Name, err}
+		return nil, &secretError{err}
 	}
 	if len(used) > 0 {
 		e := f.entry("secret.use")
