@@ -877,7 +877,7 @@ func randomKills(t *testing.T, kills int, seed uint64) {
 		ended := make(chan struct{})
 		delay := time.Duration(20+rnd.IntN(300)) * time.Millisecond
 		if i%2 == 0 {
-			delay /= 16
+			delay = time.Duration(rnd.IntN(5000)) * time.Microsecond
 		}
 		killer := make(chan struct{})
 		go func() {
