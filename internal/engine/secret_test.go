@@ -1,0 +1,238 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/driver/fake"
+	"github.com/warren-sandbox/warren/internal/secret"
+)
+
+// cardNetwork is a gateway that only remembers what it was told.
+type cardNetwork struct {
+	mu     sync.Mutex
+	have   map[warren.SandboxID]NetworkPolicy
+	change int // calls of SetPolicy
+}
+
+func (n *cardNetwork) Attach(_ context.Context, id warren.SandboxID, p NetworkPolicy, _ warren.SandboxID) (*driver.Card, error) {
+	in, out, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.have[id] = p
+	return &driver.Card{Inside: in, Outside: out}, nil
+}
+
+func (n *cardNetwork) Adopt(_ context.Context, id warren.SandboxID, _ *os.File, p NetworkPolicy) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.have[id] = p
+	return nil
+}
+
+func (n *cardNetwork) Detach(_ context.Context, id warren.SandboxID) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.have, id)
+	return nil
+}
+
+func (n *cardNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p NetworkPolicy) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.have[id] = p
+	n.change++
+	return nil
+}
+
+func (n *cardNetwork) Attached(context.Context) (map[warren.SandboxID]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m := map[warren.SandboxID]string{}
+	for id, p := range n.have {
+		m[id] = p.Digest
+	}
+	return m, nil
+}
+
+func (n *cardNetwork) Card(context.Context, warren.SandboxID) (*os.File, error) {
+	return nil, warren.ErrNotFound
+}
+
+func (n *cardNetwork) Authority() []byte { return []byte("certificate") }
+
+// of returns what the gateway has for a sandbox of one secret.
+func (n *cardNetwork) of(id warren.SandboxID, name string) (s NetworkSecret) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.have[id].Secrets {
+		if s.Name == name {
+			return s
+		}
+	}
+	return NetworkSecret{}
+}
+
+// cardedFake is the fake driver with cards that carry nothing.
+type cardedFake struct{ *fake.Driver }
+
+func (cardedFake) Card(context.Context, warren.SandboxID) (*os.File, error) {
+	return nil, warren.ErrState
+}
+func (cardedFake) KeepCard(context.Context, warren.SandboxID, *os.File) error {
+	return nil
+}
+
+const bankPolicy = `allow: [bank.example]
+secrets:
+  - {secret: bank-key, env: BANK_TOKEN, host: bank.example, place: {header: Authorization}}
+`
+
+func secretRig(t *testing.T) (*rig, *cardNetwork) {
+	n := &cardNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
+	dir := t.TempDir()
+	policies := filepath.Join(dir, "policies")
+	if err := os.Mkdir(policies, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(policies, "bank.yaml"), []byte(bankPolicy), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	key, err := secret.ParseSource("file:" + filepath.Join(dir, "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := prepareRig(t, dir, func(o *Options) {
+		o.Network, o.PolicyDir, o.DefaultPolicy, o.Secrets = n, policies, "locked", key
+		o.Drivers = map[string]driver.Driver{"fake": cardedFake{o.Drivers["fake"].(*fake.Driver)}}
+	})
+	r.start()
+	t.Cleanup(r.stop)
+	return r, n
+}
+
+func TestSecrets(t *testing.T) {
+	ctx := t.Context()
+	r, n := secretRig(t)
+	const value, other = "a-secret-value-4711", "another-value-0815"
+
+	for _, c := range []struct{ name, value, want string }{
+		{"bank-key", "short", "it has 5 bytes"}, {"bank-key", "two\nlines-of-it", "several lines"}, {"Bank", value, "want 1 to 64"}, {"../x", value, "want 1 to 64"}, {"", value, "want 1 to 64"},
+	} {
+		if _, err := r.SetSecret(ctx, operator, c.name, []byte(c.value)); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.value) {
+			t.Errorf("set %q to %q: %v", c.name, c.value, err)
+		}
+	}
+	if _, err := r.Create(ctx, operator, CreateRequest{Spec: Spec{Policy: "bank"}}, nil); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "warren secret set bank-key") {
+		t.Errorf("create without the secret: %v", err)
+	}
+	given := []byte(value)
+	i, err := r.SetSecret(ctx, operator, "bank-key", given)
+	if err != nil || i.Version != 1 {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if bytes.Contains(given, []byte("secret")) {
+		t.Error("the value stays in memory")
+	}
+	// Only the operator may.
+	if _, err := r.SetSecret(ctx, alice, "bank-key", []byte(value)); !errors.Is(err, warren.ErrDenied) {
+		t.Errorf("another user sets a secret: %v", err)
+	}
+	if err := r.DeleteSecret(ctx, alice, "bank-key"); !errors.Is(err, warren.ErrDenied) {
+		t.Errorf("another user removes a secret: %v", err)
+	}
+	if _, err := r.Secrets(alice); !errors.Is(err, warren.ErrDenied) {
+		t.Errorf("another user lists secrets: %v", err)
+	}
+	if list, err := r.Secrets(operator); err != nil || len(list) != 1 || list[0].Name != "bank-key" || len(list[0].Policies) != 1 || list[0].Policies[0] != "bank" {
+		t.Errorf("%+v, %v", list, err)
+	}
+
+	// But they may use it, where the policy says so.
+	sb := r.create(alice, Spec{Name: "box", Policy: "bank"})
+	first := n.of(sb.ID, "bank-key")
+	if len(first.Placeholders) != 1 || !strings.HasPrefix(first.Placeholders[0], "wsec_") || first.Sealed == "" || strings.Contains(first.Sealed, value) {
+		t.Fatalf("the gateway has %+v", first)
+	}
+	if box := r.create(alice, Spec{Policy: "locked"}); n.of(box.ID, "bank-key").Name != "" {
+		t.Error("a sandbox without the grant has the secret")
+	}
+	if _, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Policy: "bank", Env: map[string]string{"BANK_TOKEN": "x"}}}, nil); !errors.Is(err, warren.ErrInvalid) {
+		t.Errorf("a variable that the policy has: %v", err)
+	}
+
+	// A fork has a placeholder of its own, and that of the memory it goes on from.
+	res, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Count: 2}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{first.Placeholders[0]: true}
+	for _, c := range res.Children {
+		s := n.of(c.Sandbox.ID, "bank-key")
+		if len(s.Placeholders) != 2 || seen[s.Placeholders[0]] || s.Placeholders[1] != first.Placeholders[0] {
+			t.Errorf("a fork of %v has %v", first.Placeholders, s.Placeholders)
+		}
+		seen[s.Placeholders[0]] = true
+	}
+
+	// What is set again counts at once, for all, and what is removed is gone.
+	if i, err = r.SetSecret(ctx, operator, "bank-key", []byte(other)); err != nil || i.Version != 2 {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	second := n.of(sb.ID, "bank-key")
+	if second.Sealed == first.Sealed || second.Placeholders[0] != first.Placeholders[0] {
+		t.Errorf("after a change the gateway has %+v", second)
+	}
+	// Another engine, which starts with what is stored: nothing needs to be told anew.
+	r.stop()
+	r.start()
+	eventually(t, "the policies are known", func() bool { return len(r.carded()) >= 4 })
+	if err := r.DeleteSecret(ctx, operator, "bank-key"); err != nil {
+		t.Fatal(err)
+	}
+	if s := n.of(sb.ID, "bank-key"); s.Sealed != "" || len(s.Placeholders) != 1 {
+		t.Errorf("after it is removed the gateway has %+v", s)
+	}
+	if err := r.DeleteSecret(ctx, operator, "bank-key"); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("removed twice: %v", err)
+	}
+	r.stop()
+	files, err := filepath.Glob(filepath.Join(r.dir, "warren.db*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(b, []byte(value)) || bytes.Contains(b, []byte(other)) {
+			t.Errorf("%s has the value", filepath.Base(f))
+		}
+	}
+}
+
+// Without its key a secret can neither be set nor be taken for another.
+func TestSecretKey(t *testing.T) {
+	r, _ := secretRig(t)
+	if err := os.WriteFile(filepath.Join(r.dir, "key"), []byte("no key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.SetSecret(t.Context(), operator, "bank-key", []byte("a-secret-value-4711")); !errors.Is(err, warren.ErrUnavailable) {
+		t.Errorf("with a broken key: %v", err)
+	}
+	if list, err := r.Secrets(operator); err != nil || len(list) != 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+}
