@@ -152,6 +152,15 @@ func (n *network) Attached(ctx context.Context) (map[warren.SandboxID]string, er
 	return m, nil
 }
 
+func (n *network) Quiet(ctx context.Context, id warren.SandboxID) (time.Duration, error) {
+	c, err := n.client(ctx)
+	if err != nil {
+		return 0, kind(err)
+	}
+	d, err := c.Quiet(ctx, string(id))
+	return d, kind(err)
+}
+
 func (n *network) Card(ctx context.Context, id warren.SandboxID) (*os.File, error) {
 	c, err := n.client(ctx)
 	if err != nil {

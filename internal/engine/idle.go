@@ -3,6 +3,7 @@ package engine
 import (
 	"container/heap"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 
 // An idle sandbox is paused or removed. It is idle when nobody is attached to it: no call is under way and no command is
 // followed, silent or not. For a pause, which ends what it finds, more is asked: a connection to one of its ports counts only
-// by the bytes that it carries, processes that work keep it awake, and so does a process that asked the guest for it. A removal
+// by the bytes that it carries, processes that work keep it awake, what it sends and receives over its network card as well, and so does a process
+// that asked the guest for it. A removal
 // asks nothing more, since it is for sandboxes that nobody will come back to.
 
 // IdleAction says what the idle timeout of a sandbox does.
@@ -163,6 +165,7 @@ func (e *Engine) pauseIdle(sb *sandbox, d due) {
 	if w.busy {
 		sb.awake = now
 	}
+	sb.awake = max(sb.awake, w.traffic)
 	// A hold may end long before its limit, so the next look comes after another idle timeout.
 	sb.held = min(w.held, sb.lastUse(now)+int64(e.opts.MaxHold), now+int64(row.Idle))
 	if d = e.deadline(sb); !d.pause || d.at > now {
@@ -202,6 +205,8 @@ func (e *Engine) beginPause(sb *sandbox, why pauseCause) *operation {
 type work struct {
 	busy bool  // its processes use the processor
 	held int64 // line reading until which a process in it wants it awake, 0 for none
+	// traffic is the line reading of the last byte that its network card carried, 0 for none.
+	traffic int64
 }
 
 // guestWait is how long a guest may take to tell whether its sandbox is held. One that does not say holds nothing.
@@ -222,6 +227,13 @@ func (e *Engine) look(row *store.Sandbox, wait time.Duration) (w work) {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, guestWait)
 	defer cancel()
+	if e.hasCard(row.ID) {
+		if quiet, err := e.opts.Network.Quiet(ctx, row.ID); err == nil {
+			w.traffic = max(e.line.now()-int64(quiet), 1)
+		} else if !errors.Is(err, warren.ErrNotFound) {
+			e.log.Warn("the gateway does not say whether an idle sandbox has traffic", "sandbox", row.ID, "error", err)
+		}
+	}
 	m, err := guestMetrics(ctx, e.opts.Drivers[row.Driver], row.ID)
 	if err != nil {
 		e.log.Debug("the guest of an idle sandbox does not say whether it is held", "sandbox", row.ID, "error", err)

@@ -194,6 +194,29 @@ func TestIdleBusy(t *testing.T) {
 	l.paused(sb.ID)
 }
 
+// What a sandbox sends or receives keeps it awake for as long as its idle timeout.
+func TestIdleTraffic(t *testing.T) {
+	var last atomic.Int64
+	n := &cardNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
+	l := newLab(t, func(o *Options) {
+		o.Network, o.DefaultPolicy = n, "locked"
+		o.Drivers = map[string]driver.Driver{"fake": cardedFake{o.Drivers["fake"].(*fake.Driver)}}
+		clock := o.Clock
+		n.quiet = func() time.Duration { return time.Duration(clock.Now().UnixNano() - last.Load()) }
+	})
+	last.Store(l.clock.Now().UnixNano())
+	sb := l.create(alice, Spec{IdleTimeout: time.Minute})
+	for range 5 {
+		l.pass(50*time.Second, 0)
+		last.Store(l.clock.Now().UnixNano())
+	}
+	l.runs(sb.ID, "with a byte every 50 seconds")
+	l.pass(55*time.Second, 0)
+	l.runs(sb.ID, "55 seconds after the last byte")
+	l.pass(10*time.Second, 0)
+	l.paused(sb.ID)
+}
+
 // TestIdlePauseFails lets pauses fail: the sandbox runs on, and is not stopped over and over.
 func TestIdlePauseFails(t *testing.T) {
 	l := newLab(t, nil)

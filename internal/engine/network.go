@@ -35,6 +35,8 @@ type Network interface {
 	SetPolicy(ctx context.Context, id warren.SandboxID, p NetworkPolicy) error
 	// Attached returns the digest of the policy of each sandbox that has a card.
 	Attached(ctx context.Context) (map[warren.SandboxID]string, error)
+	// Quiet is for how long a sandbox has neither sent nor received a byte.
+	Quiet(ctx context.Context, id warren.SandboxID) (time.Duration, error)
 	// Card returns the outer end of a sandbox's card, which the caller closes.
 	Card(ctx context.Context, id warren.SandboxID) (*os.File, error)
 	// Authority is the certificate that sandboxes have to trust for inspected connections, in PEM form.
@@ -326,6 +328,14 @@ type cardedSandbox struct {
 	id             warren.SandboxID
 	driver, policy string
 	placeholders   map[string][]string
+}
+
+// hasCard says whether a sandbox that runs has a network card.
+func (e *Engine) hasCard(id warren.SandboxID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb := e.boxes[id]
+	return e.opts.Network != nil && sb != nil && sb.policy != "" && sb.policy != NoNetwork
 }
 
 // carded returns the sandboxes that run with a network card and that nobody holds.

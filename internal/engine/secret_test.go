@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
@@ -21,6 +22,8 @@ type cardNetwork struct {
 	mu     sync.Mutex
 	have   map[warren.SandboxID]NetworkPolicy
 	change int // calls of SetPolicy
+	// quiet is for how long there was no traffic; nil means long.
+	quiet func() time.Duration
 }
 
 func (n *cardNetwork) Attach(_ context.Context, id warren.SandboxID, p NetworkPolicy, _ warren.SandboxID) (*driver.Card, error) {
@@ -64,6 +67,13 @@ func (n *cardNetwork) Attached(context.Context) (map[warren.SandboxID]string, er
 		m[id] = p.Digest
 	}
 	return m, nil
+}
+
+func (n *cardNetwork) Quiet(context.Context, warren.SandboxID) (time.Duration, error) {
+	if n.quiet == nil {
+		return time.Hour, nil
+	}
+	return n.quiet(), nil
 }
 
 func (n *cardNetwork) Card(context.Context, warren.SandboxID) (*os.File, error) {

@@ -221,6 +221,15 @@ func (c *card) set(r Rules) {
 // policy is that of this moment.
 func (c *card) policy() *policy.Policy { return c.rules.Load().Policy }
 
+// Quiet says for how long a sandbox has neither sent nor received a byte.
+func (g *Gateway) Quiet(id string) (time.Duration, error) {
+	c, err := g.card(id)
+	if err != nil {
+		return 0, err
+	}
+	return c.meter.quiet(), nil
+}
+
 // Digest returns that of a sandbox's rules.
 func (g *Gateway) Digest(id string) (string, error) {
 	c, err := g.card(id)

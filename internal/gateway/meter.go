@@ -37,6 +37,9 @@ type meter struct {
 	upTotal, downTotal atomic.Int64
 	// limits are those of the last look, which the bytes are compared with.
 	maxUp, maxDown atomic.Int64
+	// last is when the last byte went by, since began; 0 for none.
+	began time.Time
+	last  atomic.Int64
 
 	mu       sync.Mutex
 	requests window
@@ -44,7 +47,7 @@ type meter struct {
 }
 
 func newMeter() *meter {
-	return &meter{requests: window{span: time.Minute}, hosts: window{span: time.Hour}}
+	return &meter{began: time.Now(), requests: window{span: time.Minute}, hosts: window{span: time.Hour}}
 }
 
 // left says whether there is anything left for another flow.
@@ -54,8 +57,18 @@ func (m *meter) left(l policy.Limits) error {
 	return errors.Join(m.up(0), m.down(0))
 }
 
+func (m *meter) note(n int64) {
+	if n > 0 {
+		m.last.Store(int64(time.Since(m.began)))
+	}
+}
+
+// quiet is for how long no byte went by, since the card was attached if none ever did.
+func (m *meter) quiet() time.Duration { return time.Since(m.began) - time.Duration(m.last.Load()) }
+
 // up counts bytes that leave the sandbox, before they do.
 func (m *meter) up(n int64) error {
+	m.note(n)
 	if total, most := m.upTotal.Add(n), m.maxUp.Load(); most > 0 && (total > most || n == 0 && total == most) {
 		return &limitError{fmt.Sprintf("the sandbox has sent its %d bytes (limits.bytes_up)", most)}
 	}
@@ -64,6 +77,7 @@ func (m *meter) up(n int64) error {
 
 // down counts bytes that come in.
 func (m *meter) down(n int64) error {
+	m.note(n)
 	if total, most := m.downTotal.Add(n), m.maxDown.Load(); most > 0 && (total > most || n == 0 && total == most) {
 		return &limitError{fmt.Sprintf("the sandbox has received its %d bytes (limits.bytes_down)", most)}
 	}

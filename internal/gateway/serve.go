@@ -181,6 +181,9 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 	case control.OpDetach:
 		s.g.Detach(req.ID)
 		return &control.Response{}, nil, nil
+	case control.OpQuiet:
+		d, err := s.g.Quiet(req.ID)
+		return &control.Response{Quiet: d}, nil, err
 	case control.OpCard:
 		f, err := s.g.Card(req.ID)
 		if err != nil {

@@ -36,6 +36,8 @@ const (
 	OpDetach = "detach"
 	OpPolicy = "policy"
 	OpList   = "list"
+	// OpQuiet answers for how long a sandbox has neither sent nor received a byte.
+	OpQuiet = "quiet"
 	// OpCard answers with the outer end of a card.
 	OpCard   = "card"
 	OpRetire = "retire"
@@ -76,6 +78,8 @@ type Response struct {
 	Build   string     `json:"build,omitempty"`
 	Card    *Card      `json:"card,omitempty"`
 	Cards   []Attached `json:"cards,omitempty"`
+	// Quiet is in nanoseconds.
+	Quiet time.Duration `json:"quiet,omitempty"`
 	// Authority is the certificate that sandboxes have to trust, in PEM form.
 	Authority []byte `json:"authority,omitempty"`
 }
@@ -331,6 +335,15 @@ func (c *Client) List(ctx context.Context) ([]Attached, error) {
 		return nil, err
 	}
 	return r.Cards, nil
+}
+
+// Quiet says for how long a sandbox has neither sent nor received a byte.
+func (c *Client) Quiet(ctx context.Context, id string) (time.Duration, error) {
+	r, _, err := c.call(ctx, &Request{Op: OpQuiet, ID: id})
+	if err != nil {
+		return 0, err
+	}
+	return r.Quiet, nil
 }
 
 // Card returns the outer end of a sandbox's card, which the caller closes.
