@@ -142,7 +142,7 @@ func (e *env) status(id warren.SandboxID) (driver.Status, bool) {
 func TestEngineKilledInCreate(t *testing.T) {
 	e := newEnv(t, dockertest.Config{})
 	e.create() // the image is loaded
-	moments := []time.Duration{5, 80, 180}
+	moments := []time.Duration{5, 120}
 	if testenv.Soak() {
 		moments = []time.Duration{5, 20, 45, 80, 120, 180, 260}
 	}

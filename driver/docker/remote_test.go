@@ -18,6 +18,7 @@ import (
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/docker"
 	"github.com/warren-sandbox/warren/driver/docker/dockertest"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 // newRemote is a driver on an engine that is reached over TLS and sees nothing of this machine's directories.
@@ -232,7 +233,11 @@ func TestRemoteNothingLost(t *testing.T) {
 		e.noVolumes()
 	})
 	t.Run("engine killed in delete", func(t *testing.T) {
-		for _, after := range []time.Duration{20, 80, 160, 300, 500} {
+		moments := []time.Duration{80, 300}
+		if testenv.Soak() {
+			moments = []time.Duration{20, 80, 160, 300, 500}
+		}
+		for _, after := range moments {
 			id, kept := start()
 			done := make(chan error, 1)
 			go func() { done <- e.d.Delete(e.ctx(), id) }()

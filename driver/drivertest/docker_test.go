@@ -20,7 +20,6 @@ import (
 )
 
 func TestDocker(t *testing.T)            { drivertest.Run(t, dockerHarness(t, "")) }
-func TestDockerWrapped(t *testing.T)     { drivertest.Run(t, brief(drivertest.Wrap(dockerHarness(t, "")))) }
 func TestDockerEscape(t *testing.T)      { drivertest.Escape(t, dockerHarness(t, "")) }
 func TestDockerRunsc(t *testing.T)       { drivertest.Run(t, brief(dockerHarness(t, "runsc"))) }
 func TestDockerRunscEscape(t *testing.T) { drivertest.Escape(t, brief(dockerHarness(t, "runsc"))) }

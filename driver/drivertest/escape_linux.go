@@ -603,7 +603,7 @@ func fuzzCalls(t *testing.T, a *arena) {
 	before := a.look()
 	n, _ := strconv.Atoi(seconds)
 	// Without a kernel of its own, root inside can also stop what carries its channel; then nobody answers any more.
-	long, cancel := contextFor(time.Duration(n)*time.Second + deadline/3)
+	long, cancel := contextFor(time.Duration(n+20) * time.Second)
 	defer cancel()
 	res, err := a.guest(id).Try(long, Command{User: "root", Args: []string{probePath, "fuzz", seed, seconds, procs}})
 	if err != nil {
