@@ -116,10 +116,20 @@ func (c *Client) ExplainSandbox(ctx context.Context, sandbox, target string) (*P
 // Flows returns what the gateway has recorded of a sandbox's connections, names and requests, oldest first, up to now. Only the owner of the
 // server sees those of all sandboxes, with "" for the sandbox. The first error ends them.
 func (c *Client) Flows(ctx context.Context, sandbox string, after int64) iter.Seq2[*Event, error] {
+	return c.records(ctx, &warrenv1.ListFlowsRequest{Id: sandbox, After: after})
+}
+
+// Calls returns what the server has recorded of calls: who made each, and what came of it, oldest first, up to now. Only the owner of the server
+// sees them. The first error ends them.
+func (c *Client) Calls(ctx context.Context, after int64) iter.Seq2[*Event, error] {
+	return c.records(ctx, &warrenv1.ListFlowsRequest{Calls: true, After: after})
+}
+
+func (c *Client) records(ctx context.Context, req *warrenv1.ListFlowsRequest) iter.Seq2[*Event, error] {
 	return func(yield func(*Event, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		stream, err := c.sandboxes.ListFlows(ctx, connect.NewRequest(&warrenv1.ListFlowsRequest{Id: sandbox, After: after}))
+		stream, err := c.sandboxes.ListFlows(ctx, connect.NewRequest(req))
 		if err != nil {
 			yield(nil, fromWire("list flows", err))
 			return
@@ -138,7 +148,7 @@ func (c *Client) Flows(ctx context.Context, sandbox string, after int64) iter.Se
 	}
 }
 
-// FlowReport is the result of a look at the whole record of flows.
+// FlowReport is the result of a look at a whole record.
 type FlowReport struct {
 	Records int64 `json:"records"`
 	// Last and Hash name the last good record. Kept elsewhere, they prove later that nothing before it was changed.
@@ -149,8 +159,13 @@ type FlowReport struct {
 }
 
 // VerifyFlows reads the whole record of flows and compares its chain of hashes.
-func (c *Client) VerifyFlows(ctx context.Context) (*FlowReport, error) {
-	res, err := c.sandboxes.VerifyFlows(ctx, connect.NewRequest(&warrenv1.VerifyFlowsRequest{}))
+func (c *Client) VerifyFlows(ctx context.Context) (*FlowReport, error) { return c.verify(ctx, false) }
+
+// VerifyCalls reads the whole record of calls and compares its chain of hashes.
+func (c *Client) VerifyCalls(ctx context.Context) (*FlowReport, error) { return c.verify(ctx, true) }
+
+func (c *Client) verify(ctx context.Context, calls bool) (*FlowReport, error) {
+	res, err := c.sandboxes.VerifyFlows(ctx, connect.NewRequest(&warrenv1.VerifyFlowsRequest{Calls: calls}))
 	if err != nil {
 		return nil, fromWire("verify flows", err)
 	}

@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -73,7 +72,7 @@ func run(args []string, stderr io.Writer) int {
 	if err != nil {
 		return fail(err)
 	}
-	evidence, err := openEvidence(filepath.Join(*state, "events"), log)
+	evidence, err := audit.OpenAside(filepath.Join(*state, "events"), "gateway", audit.Options{}, log)
 	if err != nil {
 		return fail(fmt.Errorf("the record of flows: %w", err))
 	}
@@ -124,27 +123,4 @@ func trusted(file string) (*x509.CertPool, error) {
 		return nil, fmt.Errorf("%s has no certificate in PEM form", file)
 	}
 	return pool, nil
-}
-
-// openEvidence opens the record of flows. One that was tampered with is kept aside as it is, and the next says so first: sandboxes need not
-// lose their network for it.
-func openEvidence(dir string, log *slog.Logger) (*audit.Log, error) {
-	l, err := audit.Open(dir, audit.Options{})
-	var bad *audit.Bad
-	if !errors.As(err, &bad) {
-		return l, err
-	}
-	aside := dir + "-damaged-" + time.Now().UTC().Format("20060102T150405.000")
-	log.Error("the record of flows is damaged; it is kept aside", "error", bad, "directory", filepath.Base(aside))
-	if err := os.Rename(dir, aside); err != nil {
-		return nil, err
-	}
-	if l, err = audit.Open(dir, audit.Options{}); err != nil {
-		return nil, err
-	}
-	_, err = l.Append(context.Background(), audit.Record{Actor: "gateway", Action: "audit.damaged", Message: bad.Error(), Fields: map[string]string{"kept": filepath.Base(aside)}, Durable: true})
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
 }

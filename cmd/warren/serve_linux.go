@@ -35,6 +35,7 @@ import (
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/docker"
 	"github.com/warren-sandbox/warren/driver/gvisor"
+	"github.com/warren-sandbox/warren/internal/audit"
 	"github.com/warren-sandbox/warren/internal/config"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/image"
@@ -355,8 +356,13 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{}, d.log)
+	if err != nil {
+		return fmt.Errorf("the record of calls: %w", err)
+	}
+	d.onClose(calls.Close)
 	srv, err := server.New(server.Options{
-		Engine: eng, Logger: d.log, Tracer: tracer, Registerer: registry,
+		Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
 		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
 		AllowedHosts: d.cfg.Hosts, AllowedOrigins: d.cfg.Origins, HidePaths: []string{d.cfg.DataDir}, Version: versionString(),
 	})
@@ -365,6 +371,9 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	return d.answer(ctx, srv, tcp, began)
 }
+
+// callDir is where the record of calls is.
+func (d *daemon) callDir() string { return filepath.Join(d.cfg.DataDir, "calls") }
 
 // answer serves on the unix socket, and on tcp if there is one, until ctx ends or a listener fails.
 func (d *daemon) answer(ctx context.Context, srv *server.Server, tcp net.Listener, began time.Time) error {
@@ -460,7 +469,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		return nil, err
 	}
 	eng, err := engine.Open(ctx, engine.Options{
-		Network: network, Secrets: secrets, FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
+		Network: network, Secrets: secrets, CallDir: d.callDir(), FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
 		Store: records, Images: images{imageStore}, Repos: repos{cache}, Workspaces: workspaces{workspaceStore},
 		Drivers: opened, Unavailable: unavailable, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
 		Defaults: driver.Limits{

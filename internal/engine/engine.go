@@ -94,7 +94,9 @@ type Options struct {
 	// Secrets seals those that policies grant; nil means that there can be none.
 	Secrets Sealer
 	// FlowDir is where the gateway keeps its record, see package audit.
-	FlowDir    string
+	FlowDir string
+	// CallDir is where the server keeps its record of calls.
+	CallDir    string
 	Logger     *slog.Logger
 	Tracer     trace.Tracer
 	Registerer prometheus.Registerer

@@ -18,6 +18,12 @@ func (e *Engine) Flows(ctx context.Context, c Caller, r WatchRequest, fn func(*E
 	if r.After < 0 {
 		return invalid("after", fmt.Sprint(r.After), "want 0 or the number of a record")
 	}
+	if r.Calls && !c.Operator {
+		return fmt.Errorf("the record of calls: only the owner of the server sees it: %w", warren.ErrDenied)
+	}
+	if r.Calls && r.ID != "" {
+		return invalid("sandbox", r.ID, "the record of calls is of the whole server; leave it out")
+	}
 	var only string
 	if r.ID != "" {
 		id, err := e.Resolve(c, r.ID)
@@ -30,7 +36,7 @@ func (e *Engine) Flows(ctx context.Context, c Caller, r WatchRequest, fn func(*E
 		}
 		only = string(id)
 	}
-	err := audit.Read(e.opts.FlowDir, r.After, func(x audit.Record) error {
+	err := audit.Read(e.evidence(r.Calls), r.After, func(x audit.Record) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -44,7 +50,7 @@ func (e *Engine) Flows(ctx context.Context, c Caller, r WatchRequest, fn func(*E
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // nothing has ever flowed
 	case errors.As(err, &bad):
-		return fmt.Errorf("the record of flows is damaged: %v; `warren events --verify` says where: %w", bad, warren.ErrState)
+		return fmt.Errorf("the record is damaged: %v; `warren events --verify` says where: %w", bad, warren.ErrState)
 	}
 	return err
 }
@@ -57,12 +63,20 @@ type FlowReport struct {
 	Problem string
 }
 
-// VerifyFlows reads the whole record of flows.
-func (e *Engine) VerifyFlows(_ context.Context, c Caller) (*FlowReport, error) {
+// evidence is where the record of flows is, or of calls.
+func (e *Engine) evidence(calls bool) string {
+	if calls {
+		return e.opts.CallDir
+	}
+	return e.opts.FlowDir
+}
+
+// VerifyFlows reads the whole record of flows, or of calls.
+func (e *Engine) VerifyFlows(_ context.Context, c Caller, calls bool) (*FlowReport, error) {
 	if !c.Operator {
 		return nil, fmt.Errorf("only the owner of the server may verify its records: %w", warren.ErrDenied)
 	}
-	r, err := audit.Verify(e.opts.FlowDir)
+	r, err := audit.Verify(e.evidence(calls))
 	var bad *audit.Bad
 	if errors.Is(err, fs.ErrNotExist) {
 		return &FlowReport{}, nil

@@ -312,6 +312,8 @@ type WatchRequest struct {
 	After int64
 	// NoFollow ends after the newest event instead of waiting for more.
 	NoFollow bool
+	// Calls asks [Engine.Flows] for the record of calls.
+	Calls bool
 }
 
 // Workspace is what the engine tells about a workspace. It is a copy.

@@ -34,6 +34,8 @@ type request struct {
 	user  string
 	// sandbox is as the caller wrote it.
 	sandbox string
+	// fault is the kind of the error that the call ended with, also one that is told after the status.
+	fault string
 }
 
 func requestOf(ctx context.Context) *request {
@@ -67,6 +69,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				// The answer has begun; all that is left is to not end it as if it were whole.
 				p = http.ErrAbortHandler
 			}
+		}
+		if err := s.calls.record(req, r, rec.code(), time.Since(began), p != nil); err != nil {
+			s.log.Error("a call could not be recorded", "request", req.id, "error", err)
 		}
 		s.finish(r, req, rec, span, time.Since(began), p != nil)
 		done(req.route, rec.code(), time.Since(began))
@@ -217,6 +222,7 @@ func (s *Server) finish(r *http.Request, req *request, rec *recorder, span trace
 // judge decides what the caller of a request sees of an error, and logs what it does not see.
 func (s *Server) judge(ctx context.Context, op string, err error) *wire.Fault {
 	f := wire.Judge(err, wire.Audience{Operator: callerOf(ctx).Operator, Hide: s.opts.HidePaths, Op: op})
+	requestOf(ctx).fault = f.Name
 	if f.Reference != "" {
 		req := requestOf(ctx)
 		level := slog.LevelInfo

@@ -77,7 +77,7 @@ const flowBatch = 200
 func (h sandboxService) ListFlows(ctx context.Context, req *connect.Request[warrenv1.ListFlowsRequest], stream *connect.ServerStream[warrenv1.ListFlowsResponse]) error {
 	h.s.note(ctx, req.Msg.GetId())
 	res := &warrenv1.ListFlowsResponse{}
-	err := h.s.engine.Flows(ctx, callerOf(ctx), engine.WatchRequest{ID: req.Msg.GetId(), After: req.Msg.GetAfter()}, func(e *engine.Event) error {
+	err := h.s.engine.Flows(ctx, callerOf(ctx), engine.WatchRequest{ID: req.Msg.GetId(), After: req.Msg.GetAfter(), Calls: req.Msg.GetCalls()}, func(e *engine.Event) error {
 		if res.Flows = append(res.Flows, eventTo(e)); len(res.Flows) < flowBatch {
 			return nil
 		}
@@ -93,8 +93,8 @@ func (h sandboxService) ListFlows(ctx context.Context, req *connect.Request[warr
 	return err
 }
 
-func (h sandboxService) VerifyFlows(ctx context.Context, _ *connect.Request[warrenv1.VerifyFlowsRequest]) (*connect.Response[warrenv1.VerifyFlowsResponse], error) {
-	r, err := h.s.engine.VerifyFlows(ctx, callerOf(ctx))
+func (h sandboxService) VerifyFlows(ctx context.Context, req *connect.Request[warrenv1.VerifyFlowsRequest]) (*connect.Response[warrenv1.VerifyFlowsResponse], error) {
+	r, err := h.s.engine.VerifyFlows(ctx, callerOf(ctx), req.Msg.GetCalls())
 	if err != nil {
 		return nil, err
 	}

@@ -65,6 +65,8 @@ type Options struct {
 	GuestWait time.Duration
 	// OperatorName is the user that the daemon's own uid and root act as; empty means the daemon's user name.
 	OperatorName string
+	// Calls gets a record of each call with who made it and what came of it; nil means none.
+	Calls Recorder
 	// Version and Commit are what GetVersion tells.
 	Version, Commit string
 }
@@ -79,6 +81,7 @@ type Server struct {
 	guard   guard
 	tries   *tries
 	shares  *shares
+	calls   calls
 	tokens  *liveTokens
 	pools   *pools
 	routes  []route
@@ -138,6 +141,7 @@ func New(o Options) (*Server, error) {
 		o.OperatorName = ownName()
 	}
 	s := &Server{opts: o, engine: o.Engine, log: o.Logger, tracer: o.Tracer}
+	s.calls.to = o.Calls
 	var err error
 	if s.guard, err = newGuard(o.AllowedHosts, o.AllowedOrigins); err != nil {
 		return nil, err

@@ -3802,7 +3802,11 @@ type ListFlowsRequest struct {
 	// Only of this sandbox; needed by callers that do not own the server.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Start after this record; 0 means with the oldest kept.
-	After         int64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	After int64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// The record of calls instead, which only the owner of the server sees. Action is "call"; fields are call, method, target (a sandbox as the caller
+	// named it), result ("ok", "refused", "cut", or the kind of an error), status, request, ms, and of callers without a good token remote
+	// and more.
+	Calls         bool `protobuf:"varint,3,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3851,10 +3855,17 @@ func (x *ListFlowsRequest) GetAfter() int64 {
 	return 0
 }
 
+func (x *ListFlowsRequest) GetCalls() bool {
+	if x != nil {
+		return x.Calls
+	}
+	return false
+}
+
 type ListFlowsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow" or "dns.deny". The message is a reason;
-	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, and more (how many
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use" or "secret.shown". The message is a reason;
+	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, secret, and more (how many
 	// others like it have no record).
 	Flows         []*Event `protobuf:"bytes,1,rep,name=flows,proto3" json:"flows,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3899,7 +3910,9 @@ func (x *ListFlowsResponse) GetFlows() []*Event {
 }
 
 type VerifyFlowsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The record of calls instead.
+	Calls         bool `protobuf:"varint,1,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3932,6 +3945,13 @@ func (x *VerifyFlowsRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use VerifyFlowsRequest.ProtoReflect.Descriptor instead.
 func (*VerifyFlowsRequest) Descriptor() ([]byte, []int) {
 	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *VerifyFlowsRequest) GetCalls() bool {
+	if x != nil {
+		return x.Calls
+	}
+	return false
 }
 
 type VerifyFlowsResponse struct {
@@ -8348,13 +8368,15 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x1b\n" +
 	"\tno_follow\x18\x03 \x01(\bR\bnoFollow\"=\n" +
 	"\x13WatchEventsResponse\x12&\n" +
-	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"8\n" +
+	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"N\n" +
 	"\x10ListFlowsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\x03R\x05after\";\n" +
+	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x14\n" +
+	"\x05calls\x18\x03 \x01(\bR\x05calls\";\n" +
 	"\x11ListFlowsResponse\x12&\n" +
-	"\x05flows\x18\x01 \x03(\v2\x10.warren.v1.EventR\x05flows\"\x14\n" +
-	"\x12VerifyFlowsRequest\"q\n" +
+	"\x05flows\x18\x01 \x03(\v2\x10.warren.v1.EventR\x05flows\"*\n" +
+	"\x12VerifyFlowsRequest\x12\x14\n" +
+	"\x05calls\x18\x01 \x01(\bR\x05calls\"q\n" +
 	"\x13VerifyFlowsResponse\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x03R\arecords\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x03R\x04last\x12\x12\n" +

@@ -237,9 +237,10 @@ type SandboxServiceClient interface {
 	GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error)
 	// WatchEvents follows lifecycle events, oldest first.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
-	// ListFlows returns what the gateway has recorded of connections, names and requests, oldest first. The records are chained by hash.
+	// ListFlows returns what the gateway has recorded of connections, names and requests, or what the server has recorded of calls, oldest first. The
+	// records of each are chained by hash.
 	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest]) (*connect.ServerStreamForClient[v1.ListFlowsResponse], error)
-	// VerifyFlows reads the whole record of the gateway and names the first bad one.
+	// VerifyFlows reads the whole record of the gateway, or of calls, and names the first bad one.
 	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
 }
 
@@ -467,9 +468,10 @@ type SandboxServiceHandler interface {
 	GetStats(context.Context, *connect.Request[v1.GetStatsRequest]) (*connect.Response[v1.GetStatsResponse], error)
 	// WatchEvents follows lifecycle events, oldest first.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error
-	// ListFlows returns what the gateway has recorded of connections, names and requests, oldest first. The records are chained by hash.
+	// ListFlows returns what the gateway has recorded of connections, names and requests, or what the server has recorded of calls, oldest first. The
+	// records of each are chained by hash.
 	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest], *connect.ServerStream[v1.ListFlowsResponse]) error
-	// VerifyFlows reads the whole record of the gateway and names the first bad one.
+	// VerifyFlows reads the whole record of the gateway, or of calls, and names the first bad one.
 	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
 }
 
