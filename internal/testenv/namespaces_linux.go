@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"sync"
 	"syscall"
@@ -22,6 +23,17 @@ func NeedsUserNamespaces(t testing.TB) {
 	if err := userNamespace(); err != nil {
 		Skip(t, fmt.Sprintf("needs user namespaces: %v", err))
 	}
+}
+
+// NeedsTUN skips unless network devices can be made whose packets a process reads.
+func NeedsTUN(t testing.TB) {
+	t.Helper()
+	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
+	if err != nil {
+		Skip(t, fmt.Sprintf("needs TUN devices: %v", err))
+		return
+	}
+	f.Close()
 }
 
 var mountNamespace = sync.OnceValue(func() error {

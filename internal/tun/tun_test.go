@@ -1,0 +1,197 @@
+//go:build linux
+
+package tun
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+var device = Device{Name: "eth0", MTU: 65000, Addrs: []netip.Addr{netip.MustParseAddr("198.18.0.2"), netip.MustParseAddr("fd77::2")}}
+
+// namespace returns a network namespace that nothing is in.
+func namespace(t testing.TB) *os.File {
+	t.Helper()
+	testenv.NeedsRoot(t)
+	testenv.NeedsTUN(t)
+	type made struct {
+		f   *os.File
+		err error
+	}
+	c := make(chan made)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			c <- made{nil, err}
+			return
+		}
+		f, err := os.Open("/proc/thread-self/ns/net")
+		c <- made{f, err}
+	}()
+	m := <-c
+	if m.err != nil {
+		t.Fatal(m.err)
+	}
+	t.Cleanup(func() { m.f.Close() })
+	return m.f
+}
+
+// names returns the devices of a namespace.
+func names(t *testing.T, netns *os.File) (list []string) {
+	t.Helper()
+	if err := within(netns, func() error {
+		ifs, err := net.Interfaces()
+		for _, i := range ifs {
+			list = append(list, i.Name)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// send sends a datagram from a namespace, from a socket made there.
+func send(t *testing.T, netns *os.File, to, text string) {
+	t.Helper()
+	var conn net.Conn
+	err := within(netns, func() (err error) {
+		conn, err = (&net.Dialer{}).DialContext(context.Background(), "udp", to)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// receive sends a datagram until a packet with its text comes, and returns all packets up to that. A device that has just been opened may lose
+// some: the kernel takes it into use again meanwhile.
+func receive(t *testing.T, netns, f *os.File, to, text string) (packets [][]byte) {
+	t.Helper()
+	b := make([]byte, 1<<16)
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		send(t, netns, to, text)
+		for {
+			n, err := unix.Read(int(f.Fd()), b)
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			packets = append(packets, bytes.Clone(b[:n]))
+			if bytes.Contains(b[:n], []byte(text)) {
+				return packets
+			}
+		}
+	}
+	t.Fatalf("no packet with %q comes", text)
+	return nil
+}
+
+// TestDevice sends packets of both families through a device, also after whoever had it open has gone.
+func TestDevice(t *testing.T) {
+	netns := namespace(t)
+	if err := Make(netns, device); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(names(t, netns), " "); got != "lo eth0" {
+		t.Errorf("the devices are %s, want lo and eth0", got)
+	}
+	for _, round := range []string{"first", "again"} {
+		f, err := Open(netns, "eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !Is(f) {
+			t.Error("what was opened is not told from other files")
+		}
+		for _, to := range []string{"11.22.33.44:9", "[2001:db8::1]:9"} {
+			got := receive(t, netns, f, to, round+to)
+			p := got[len(got)-1]
+			if v := p[0] >> 4; (v == 6) != strings.HasPrefix(to, "[") {
+				t.Errorf("to %s: a packet of IP version %d", to, v)
+			}
+		}
+		// One at a time, and the second changes nothing.
+		if g, err := Open(netns, "eth0"); !errors.Is(err, ErrBusy) {
+			t.Errorf("a second one opens it: %v, %v", g, err)
+		}
+		if err := Make(netns, device); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("a second device of that name: %v", err)
+		}
+		f.Close()
+	}
+	if err := Make(netns, device); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second device of that name, when nobody has the first open: %v", err)
+	}
+	// What is sent while nobody reads is lost.
+	send(t, netns, "11.22.33.44:9", "lost")
+	f, err := Open(netns, "eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range receive(t, netns, f, "11.22.33.44:9", "found") {
+		if bytes.Contains(p, []byte("lost")) {
+			t.Error("a packet of before came")
+		}
+	}
+}
+
+// TestRefusals asks for what cannot be: nothing is left of it.
+func TestRefusals(t *testing.T) {
+	netns := namespace(t)
+	if _, err := Open(netns, "eth0"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("open a device that is not there: %v", err)
+	}
+	for _, d := range []Device{
+		{Name: "", MTU: 1500},
+		{Name: "a-name-of-16-char", MTU: 1500},
+		{Name: "eth0", MTU: 70000},
+		{Name: "eth0", MTU: 65000, Addrs: []netip.Addr{device.Addrs[0], device.Addrs[0]}},
+	} {
+		if err := Make(netns, d); err == nil {
+			t.Errorf("%+v is made", d)
+		}
+	}
+	if got := strings.Join(names(t, netns), " "); got != "lo" {
+		t.Errorf("left are %s", got)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	for _, f := range []*os.File{null, r, netns} {
+		if Is(f) {
+			t.Errorf("%s is taken for a device", f.Name())
+		}
+	}
+	if err := Make(null, device); err == nil {
+		t.Error("a file is taken for a namespace")
+	}
+}
