@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,7 +52,7 @@ func Available() error {
 // Make makes a device in a network namespace, with its addresses and routes, and takes it into use. Nobody has it open then. One that has its
 // name already gives [fs.ErrExist], and stays as it is; after an error nothing is left of the new one.
 func Make(netns *os.File, d Device) error {
-	return within(netns, func() error {
+	return Within(netns, func() error {
 		f, err := attach(d.Name, unix.IFF_TUN_EXCL)
 		if errors.Is(err, ErrBusy) {
 			return fmt.Errorf("make device %s: %w", d.Name, fs.ErrExist)
@@ -79,7 +80,7 @@ func Make(netns *os.File, d Device) error {
 // Open attaches to a device of a network namespace that Make has made. It returns [fs.ErrNotExist] if there is none and [ErrBusy] while
 // another has it open.
 func Open(netns *os.File, name string) (f *os.File, err error) {
-	err = within(netns, func() error {
+	err = Within(netns, func() error {
 		// Attaching to what is not there would make it.
 		if _, err := index(name); err != nil {
 			return err
@@ -93,6 +94,9 @@ func Open(netns *os.File, name string) (f *os.File, err error) {
 		}
 		if err == nil && ifr.Uint16()&unix.IFF_PERSIST == 0 {
 			err = fmt.Errorf("device %s: %w", name, fs.ErrNotExist) // it went at this very moment, and this is another
+		}
+		if err == nil {
+			err = settle(name)
 		}
 		if err != nil {
 			f.Close()
@@ -118,8 +122,8 @@ func Is(f *os.File) bool {
 	return ifr.Uint16()&(unix.IFF_TUN|unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_VNET_HDR) == bare
 }
 
-// within calls f in a network namespace, on a thread that ends with it.
-func within(netns *os.File, f func() error) error {
+// Within calls f in a network namespace, on a thread that ends with it.
+func Within(netns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: nothing else may run on it
@@ -155,24 +159,60 @@ func attach(name string, flags uint16) (*os.File, error) {
 	return f, nil
 }
 
-// index returns the number of a device of this thread's namespace.
-func index(name string) (uint32, error) {
+// settle waits for the kernel to take a device into use again that somebody has attached to. What is sent before is lost.
+func settle(name string) error {
+	for range settleTries {
+		var flags uint16
+		if err := set(name, "flags", unix.SIOCGIFFLAGS, func(*unix.Ifreq) {}, func(r *unix.Ifreq) { flags = r.Uint16() }); err != nil {
+			return err
+		}
+		if flags&unix.IFF_RUNNING != 0 {
+			break
+		}
+		time.Sleep(settleWait)
+	}
+	// The lock that this takes is held while that is done.
+	return setQueue(name)
+}
+
+// It is done in the background, at once. What takes longer is no reason not to serve the device.
+const (
+	settleTries = 500
+	settleWait  = 2 * time.Millisecond
+)
+
+// set changes or asks for something of a device of this thread's namespace.
+func set(name, what string, request uint, put, got func(*unix.Ifreq)) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer unix.Close(s)
 	ifr, err := unix.NewIfreq(name)
 	if err != nil || name == "" {
-		return 0, fmt.Errorf("%q is no name of a network device", name)
+		return fmt.Errorf("%q is no name of a network device", name)
 	}
-	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, ifr); err != nil {
+	put(ifr)
+	if err := unix.IoctlIfreq(s, request, ifr); err != nil {
 		if err == unix.ENODEV {
 			err = fs.ErrNotExist
 		}
-		return 0, fmt.Errorf("device %s: %w", name, err)
+		return fmt.Errorf("device %s: %s: %w", name, what, err)
 	}
-	return ifr.Uint32(), nil
+	if got != nil {
+		got(ifr)
+	}
+	return nil
+}
+
+func setQueue(name string) error {
+	return set(name, "queue", unix.SIOCSIFTXQLEN, func(r *unix.Ifreq) { r.SetUint32(queue) }, nil)
+}
+
+// index returns the number of a device of this thread's namespace.
+func index(name string) (i uint32, err error) {
+	err = set(name, "number", unix.SIOCGIFINDEX, func(*unix.Ifreq) {}, func(r *unix.Ifreq) { i = r.Uint32() })
+	return i, err
 }
 
 // configure takes a device of this thread's namespace into use.
@@ -193,29 +233,13 @@ func configure(d Device) error {
 			return fmt.Errorf("device %s: %w", d.Name, err)
 		}
 	}
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
+	if err := set(d.Name, "MTU", unix.SIOCSIFMTU, func(r *unix.Ifreq) { r.SetUint32(d.MTU) }, nil); err != nil {
 		return err
 	}
-	defer unix.Close(s)
-	set := func(what string, request uint, put func(*unix.Ifreq)) error {
-		ifr, err := unix.NewIfreq(d.Name)
-		if err != nil {
-			return err
-		}
-		put(ifr)
-		if err := unix.IoctlIfreq(s, request, ifr); err != nil {
-			return fmt.Errorf("device %s: %s: %w", d.Name, what, err)
-		}
-		return nil
-	}
-	if err := set("MTU", unix.SIOCSIFMTU, func(r *unix.Ifreq) { r.SetUint32(d.MTU) }); err != nil {
+	if err := setQueue(d.Name); err != nil {
 		return err
 	}
-	if err := set("queue", unix.SIOCSIFTXQLEN, func(r *unix.Ifreq) { r.SetUint32(queue) }); err != nil {
-		return err
-	}
-	if err := set("switch on", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) { r.SetUint16(unix.IFF_UP | unix.IFF_NOARP) }); err != nil {
+	if err := set(d.Name, "switch on", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) { r.SetUint16(unix.IFF_UP | unix.IFF_NOARP) }, nil); err != nil {
 		return err
 	}
 	for _, a := range d.Addrs {
