@@ -18,14 +18,12 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -37,6 +35,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/warren-sandbox/warren/internal/policy"
+	"github.com/warren-sandbox/warren/internal/testenv"
 	"github.com/warren-sandbox/warren/internal/tun"
 )
 
@@ -220,22 +219,8 @@ func (l *lab) attach(t testing.TB, id, rules, from string) *inside {
 // device is attach with a device.
 func (l *lab) device(t testing.TB, id, rules, from string) *inside {
 	t.Helper()
-	made := make(chan error)
-	in := &inside{t: t, id: id, roots: l.trusted()}
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			in.netns, err = os.Open("/proc/thread-self/ns/net")
-		}
-		made <- err
-	}()
-	err := <-made
-	if err == nil {
-		t.Cleanup(func() { in.netns.Close() })
-		err = tun.Make(in.netns, tun.Device{Name: "eth0", MTU: MTU, Addrs: cardFacts().Addrs})
-	}
-	if err != nil {
+	in := &inside{t: t, id: id, roots: l.trusted(), netns: testenv.NetworkNamespace(t)}
+	if err := tun.Make(in.netns, tun.Device{Name: "eth0", MTU: MTU, Addrs: cardFacts().Addrs}); err != nil {
 		t.Fatal(err)
 	}
 	end, err := tun.Open(in.netns, "eth0")

@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // NeedsMountNamespace skips unless a process can be started in a mount namespace of its own.
@@ -34,6 +37,35 @@ func NeedsTUN(t testing.TB) {
 		return
 	}
 	f.Close()
+}
+
+// NetworkNamespace returns a network namespace that nothing is in. It needs root.
+func NetworkNamespace(t testing.TB) *os.File {
+	t.Helper()
+	NeedsRoot(t)
+	var f *os.File
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		own, err := os.Open("/proc/thread-self/ns/net")
+		if err == nil {
+			defer own.Close()
+			err = unix.Unshare(unix.CLONE_NEWNET)
+		}
+		if err == nil {
+			f, err = os.Open("/proc/thread-self/ns/net")
+			// It may be the process's first thread, which stays.
+			if unix.Setns(int(own.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+		}
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
 }
 
 var mountNamespace = sync.OnceValue(func() error {

@@ -122,16 +122,27 @@ func Is(f *os.File) bool {
 	return ifr.Uint16()&(unix.IFF_TUN|unix.IFF_TAP|unix.IFF_NO_PI|unix.IFF_VNET_HDR) == bare
 }
 
-// Within calls f in a network namespace, on a thread that ends with it.
+// Within calls f in a network namespace. Sockets that f makes stay there; goroutines that it starts are elsewhere.
 func Within(netns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: nothing else may run on it
-		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+		// A thread that cannot go back ends with this goroutine. The first of the process would stay, and keep the namespace; so all go back.
+		runtime.LockOSThread()
+		own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			defer unix.Close(own)
+			err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET)
+		}
+		if err != nil {
+			runtime.UnlockOSThread()
 			done <- fmt.Errorf("enter the network namespace: %w", err)
 			return
 		}
-		done <- f()
+		err = f()
+		if unix.Setns(own, unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
 	}()
 	return <-done
 }

@@ -10,8 +10,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,28 +26,8 @@ var device = Device{Name: "eth0", MTU: 65000, Addrs: []netip.Addr{netip.MustPars
 // namespace returns a network namespace that nothing is in.
 func namespace(t testing.TB) *os.File {
 	t.Helper()
-	testenv.NeedsRoot(t)
 	testenv.NeedsTUN(t)
-	type made struct {
-		f   *os.File
-		err error
-	}
-	c := make(chan made)
-	go func() {
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			c <- made{nil, err}
-			return
-		}
-		f, err := os.Open("/proc/thread-self/ns/net")
-		c <- made{f, err}
-	}()
-	m := <-c
-	if m.err != nil {
-		t.Fatal(m.err)
-	}
-	t.Cleanup(func() { m.f.Close() })
-	return m.f
+	return testenv.NetworkNamespace(t)
 }
 
 // names returns the devices of a namespace.
@@ -155,6 +136,39 @@ func TestDevice(t *testing.T) {
 	for _, p := range receive(t, f, "found") {
 		if bytes.Contains(p, []byte("lost")) {
 			t.Error("a packet of before came")
+		}
+	}
+}
+
+// TestThreads enters a namespace from many goroutines at once: no thread stays there.
+func TestThreads(t *testing.T) {
+	netns := namespace(t)
+	fi, err := netns.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			if err := Within(netns, func() error {
+				its, err := os.Stat("/proc/thread-self/ns/net")
+				if err == nil && !os.SameFile(fi, its) {
+					err = errors.New("it is elsewhere")
+				}
+				return err
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(threads) < 2 {
+		t.Fatalf("%d threads, %v", len(threads), err)
+	}
+	for _, name := range threads {
+		if its, err := os.Stat(name); err == nil && os.SameFile(fi, its) {
+			t.Errorf("%s is still in the namespace", name)
 		}
 	}
 }
