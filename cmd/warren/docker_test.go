@@ -3,12 +3,15 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/warren-sandbox/warren/driver/docker/dockertest"
 	"github.com/warren-sandbox/warren/internal/testenv"
@@ -30,6 +33,30 @@ func newDockerHome(t *testing.T) *home {
 		t.Fatalf("copy the image store: %v\n%s", err, out)
 	}
 	return h
+}
+
+// TestDockerNetwork runs the script of the network with containers: the same cases as with gVisor.
+func TestDockerNetwork(t *testing.T) {
+	testenv.NeedsTUN(t)
+	_, store := dockertest.ImageStore(t)
+	engine := dockertest.Start(t, dockertest.Config{})
+	p := scriptParams(t, scriptServer{
+		homes: engine.Shared,
+		env: []string{
+			"WARREN_DRIVER=docker", "WARREN_IMAGE=" + dockertest.ImageName, "WARREN_DOCKER_HOST=" + engine.Host, "WARREN_DOCKER_ACCEPT=no-disk-limit",
+		},
+		prepare: func(home string) error {
+			if err := os.Chmod(home, 0o711); err != nil {
+				return err
+			}
+			if out, err := exec.Command("cp", "-a", store, filepath.Join(home, "images")).CombinedOutput(); err != nil {
+				return fmt.Errorf("copy the image store: %v\n%s", err, out)
+			}
+			return nil
+		},
+	})
+	p.Files = []string{filepath.Join("..", "..", "testdata", "script", "network.txtar")}
+	testscript.Run(t, p)
 }
 
 // gitRepo makes a repository with one commit.

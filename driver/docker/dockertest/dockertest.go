@@ -323,9 +323,9 @@ func (e *Engine) Processes(container string) []int {
 }
 
 // ImageName is the image of [Image] in its store.
-const ImageName = "dockertest"
+const ImageName = "dockertest-web"
 
-// Image returns a small Debian root with git in it, bootstrapped once for all tests of a checkout.
+// Image returns a small Debian root with git and curl in it, bootstrapped once for all tests of a checkout.
 func Image(t testing.TB) driver.Root {
 	t.Helper()
 	root, _ := ImageStore(t)
@@ -355,7 +355,7 @@ func ImageStore(t testing.TB) (driver.Root, string) {
 	t.Cleanup(func() { store.Close() })
 	im, err := store.Resolve(t.Context(), ImageName)
 	if err != nil {
-		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: ImageName, Packages: []string{"git", "procps"}}); err != nil {
+		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: ImageName, Packages: []string{"git", "procps", "curl", "ca-certificates"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
