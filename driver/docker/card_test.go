@@ -162,6 +162,10 @@ func TestNoCardElsewhere(t *testing.T) {
 			e := newEnv(t, c, func(o *docker.Options) {
 				o.Accept = []string{docker.AcceptNoDiskLimit, docker.AcceptCopiedMounts, docker.AcceptNoUserNamespace}
 			})
+			if c.Remote {
+				t.Setenv("DOCKER_CERT_PATH", e.engine.Certs)
+				e.d = e.open()
+			}
 			if err := e.d.CheckCard(e.ctx(), nil); !errors.Is(err, errors.ErrUnsupported) {
 				t.Errorf("a card: %v", err)
 			}

@@ -306,6 +306,21 @@ func (e *Engine) end() {
 	}
 }
 
+// RemoveSandbox removes the container of a sandbox, as a stranger may.
+func (e *Engine) RemoveSandbox(id string) {
+	e.t.Helper()
+	api := e.Client()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	list, err := api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", "dev.warren.sandbox="+id)})
+	if err != nil || len(list.Items) != 1 {
+		e.t.Fatalf("sandbox %s has %d containers, %v", id, len(list.Items), err)
+	}
+	if _, err := api.ContainerRemove(ctx, list.Items[0].ID, client.ContainerRemoveOptions{Force: true}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
 // Processes returns the host's processes of a container.
 func (e *Engine) Processes(container string) []int {
 	var pids []int

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -357,6 +358,15 @@ func (c *Client) Close() error {
 		return c.conn.Close()
 	}
 	return nil
+}
+
+// Retire ends the gateway of a directory, if there is one.
+func Retire(ctx context.Context, dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	c := &Client{p: companion.Process{Name: Name, Dir: dir, Log: slog.New(slog.DiscardHandler)}}
+	return c.Retire(ctx)
 }
 
 // Retire ends the gateway, and with it all flows, and closes the client.
