@@ -81,3 +81,15 @@ func TestNoCard(t *testing.T) {
 		t.Errorf("there are cards of %v", left)
 	}
 }
+
+// BenchmarkDevices runs the benchmarks of sockets with cards that are devices.
+func BenchmarkDevices(b *testing.B) {
+	testenv.NeedsRoot(b)
+	testenv.NeedsTUN(b)
+	overDevice = true
+	defer func() { overDevice = false }()
+	b.Run("Down", BenchmarkDown)
+	b.Run("Up", BenchmarkUp)
+	b.Run("Request", BenchmarkRequest)
+	b.Run("Connect", BenchmarkConnect)
+}
