@@ -65,12 +65,13 @@ type Spec struct {
 	Card *Card
 }
 
-// Card is a network card, made of two sockets (SOCK_SEQPACKET) that are each other's far end. Each message on them is one IP packet
-// without a link header. The caller closes both after Create returns.
+// Card is a network card, whose packets are IP packets without a link header. For a [CardKeeper] it is made of two sockets
+// (SOCK_SEQPACKET) that are each other's far end, and each message on them is one packet; the caller closes both after Create returns. A
+// [CardMaker] makes it, and is given no ends.
 type Card struct {
 	// Inside is the sandbox's end.
 	Inside *os.File
-	// Outside is the end of whoever serves the card, who has begun before Create is called. A [Carder] keeps a copy of it.
+	// Outside is the end of whoever serves the card, who has begun before Create is called.
 	Outside *os.File
 	// MTU is the longest packet.
 	MTU uint32
@@ -80,15 +81,32 @@ type Card struct {
 	DNS []netip.Addr
 }
 
-// Carder is a driver whose sandboxes can have a network card. Other drivers refuse a spec that has one with
+// Carder is a driver whose sandboxes can have a network card: a [CardKeeper] or a [CardMaker]. Other drivers refuse a spec that has one with
 // [errors.ErrUnsupported].
 type Carder interface {
-	// Card returns the Outside of a sandbox's card once more, for when whoever served it is gone; the caller closes it. Of a sandbox without a card, and
-	// of one whose driver was killed since it was made, it returns [warren.ErrState]. A sandbox that does not exist gives [warren.ErrNotFound].
+	// Card returns the end of a sandbox's card that is to be served, for when whoever served it is gone; the caller closes it. Of a sandbox without a
+	// card it returns [warren.ErrState]. A sandbox that does not exist gives [warren.ErrNotFound].
 	Card(ctx context.Context, id warren.SandboxID) (*os.File, error)
+}
+
+// CardKeeper is a [Carder] that is given both ends of a card and keeps a copy of its Outside, which Card returns; of a sandbox whose driver was
+// killed since it was made, Card returns [warren.ErrState].
+type CardKeeper interface {
+	Carder
 
 	// KeepCard gives the driver a copy of the Outside again, which Card returns from then on. The caller closes the file.
 	KeepCard(ctx context.Context, id warren.SandboxID, outside *os.File) error
+}
+
+// CardMaker is a [Carder] whose sandboxes have the host's kernel, and in it a device for a card (TUN), which Create makes. It is there when Create
+// returns, and goes with the sandbox, once nobody has it open. Card opens it, whoever made it; nothing passes while nobody has it open, and
+// while another has, Card returns [warren.ErrUnavailable].
+type CardMaker interface {
+	Carder
+
+	// CheckCard returns nil if a sandbox with these options can have a card, and else an error that says why not and matches
+	// [errors.ErrUnsupported]. Create refuses such a spec in the same way.
+	CheckCard(ctx context.Context, options map[string]string) error
 }
 
 // Root is a read-only root file system. The sandbox writes to an overlay of its own, of at most Limits.Disk bytes.

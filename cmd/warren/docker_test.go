@@ -3,12 +3,16 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/warren-sandbox/warren/driver/docker/dockertest"
 	"github.com/warren-sandbox/warren/internal/testenv"
@@ -16,6 +20,12 @@ import (
 
 // newDockerHome is a data directory whose daemon uses an engine of the test's own, with the small image in its store.
 func newDockerHome(t *testing.T) *home {
+	t.Helper()
+	h, _ := startDockerHome(t)
+	return h
+}
+
+func startDockerHome(t *testing.T) (*home, *dockertest.Engine) {
 	t.Helper()
 	testenv.NeedsTool(t, "cp", "git")
 	_, store := dockertest.ImageStore(t)
@@ -29,7 +39,113 @@ func newDockerHome(t *testing.T) *home {
 	if out, err := exec.Command("cp", "-a", store, filepath.Join(dir, "images")).CombinedOutput(); err != nil {
 		t.Fatalf("copy the image store: %v\n%s", err, out)
 	}
-	return h
+	return h, engine
+}
+
+// TestDockerNetwork runs the script of the network with containers: the same cases as with gVisor.
+func TestDockerNetwork(t *testing.T) {
+	testenv.NeedsTUN(t)
+	_, store := dockertest.ImageStore(t)
+	engine := dockertest.Start(t, dockertest.Config{})
+	p := scriptParams(t, scriptServer{
+		homes: engine.Shared,
+		env: []string{
+			"WARREN_DRIVER=docker", "WARREN_IMAGE=" + dockertest.ImageName, "WARREN_DOCKER_HOST=" + engine.Host, "WARREN_DOCKER_ACCEPT=no-disk-limit",
+		},
+		prepare: func(home string) error {
+			if err := os.Chmod(home, 0o711); err != nil {
+				return err
+			}
+			if out, err := exec.Command("cp", "-a", store, filepath.Join(home, "images")).CombinedOutput(); err != nil {
+				return fmt.Errorf("copy the image store: %v\n%s", err, out)
+			}
+			return nil
+		},
+	})
+	p.Files = []string{filepath.Join("..", "..", "testdata", "script", "network.txtar")}
+	testscript.Run(t, p)
+}
+
+// gatewayPID returns the process of the gateway of a data directory.
+func (h *home) gatewayPID() int {
+	h.t.Helper()
+	b, err := os.ReadFile(filepath.Join(h.dir, "run", "gateway", "gateway.pid"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(b), &pid); err != nil {
+		h.t.Fatal(err)
+	}
+	return pid
+}
+
+// devices counts the network devices that the gateway has open.
+func (h *home) devices() (n int) {
+	h.t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.gatewayPID()))
+	if err != nil || len(files) == 0 {
+		h.t.Fatalf("the gateway has %d files, %v", len(files), err)
+	}
+	for _, name := range files {
+		if to, err := os.Readlink(name); err == nil && to == "/dev/net/tun" {
+			n++
+		}
+	}
+	return n
+}
+
+func (h *home) wantDevices(n int, when string) {
+	h.t.Helper()
+	for end := time.Now().Add(30 * time.Second); h.devices() != n; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			h.t.Fatalf("%s the gateway has %d network devices, want %d", when, h.devices(), n)
+		}
+	}
+}
+
+// TestDockerCards kills whoever serves a container's network card, and removes sandboxes in all ways: the card comes back, and none stays, with
+// which a network namespace would.
+func TestDockerCards(t *testing.T) {
+	testenv.NeedsTUN(t)
+	h, engine := startDockerHome(t)
+	one := h.warren("create", "--name", "one", "--driver", "docker", "--image", dockertest.ImageName, "--policy", "locked")
+	h.warren("create", "--name", "two", "--driver", "docker", "--image", dockertest.ImageName, "--policy", "locked")
+	h.wantDevices(2, "of two sandboxes")
+	// What is refused is refused at once; what nobody serves is not answered.
+	answers := func(when string) {
+		t.Helper()
+		for _, box := range []string{"one", "two"} {
+			h.warren("exec", box, "--", "sh", "-c", "for i in $(seq 30); do curl -s -m 2 http://11.22.33.44/; [ $? != 7 ] || exit 0; sleep 0.05; done; echo nothing answers "+when+"; exit 1")
+		}
+	}
+	answers("at first")
+	kill := func(pid int) {
+		t.Helper()
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kill(h.gatewayPID())
+	answers("after the gateway was killed")
+	kill(h.daemon())
+	answers("after the daemon was killed")
+	kill(h.daemon())
+	kill(h.gatewayPID())
+	answers("after both were killed")
+	h.wantDevices(2, "after all that")
+
+	// Removed by a stranger, while the daemon looks and while it does not.
+	engine.RemoveSandbox(one)
+	h.wantDevices(1, "after a container was removed")
+	three := h.warren("create", "--name", "three", "--driver", "docker", "--image", dockertest.ImageName, "--policy", "locked")
+	h.wantDevices(2, "of another sandbox")
+	kill(h.daemon())
+	engine.RemoveSandbox(three)
+	h.warren("ls")
+	h.wantDevices(1, "after a container was removed while there was no daemon")
+	h.warren("rm", "one", "two", "three")
+	h.wantDevices(0, "of no sandbox")
 }
 
 // gitRepo makes a repository with one commit.

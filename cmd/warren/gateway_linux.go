@@ -112,10 +112,22 @@ func (n *network) Attach(ctx context.Context, id warren.SandboxID, p engine.Netw
 	return &driver.Card{Inside: inside, Outside: outside, MTU: card.MTU, Addrs: card.Addrs, DNS: card.DNS}, nil
 }
 
-func (n *network) Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p engine.NetworkPolicy) error {
+func (n *network) Plan(ctx context.Context) (*driver.Card, error) {
+	c, err := n.client(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	card, err := c.Plan(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	return &driver.Card{MTU: card.MTU, Addrs: card.Addrs, DNS: card.DNS}, nil
+}
+
+func (n *network) Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p engine.NetworkPolicy, from warren.SandboxID) error {
 	c, err := n.client(ctx)
 	if err == nil {
-		err = c.Adopt(ctx, string(id), outside, policyOf(p))
+		err = c.Adopt(ctx, string(id), outside, policyOf(p), string(from))
 	}
 	return kind(err)
 }

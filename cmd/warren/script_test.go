@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,26 +37,52 @@ import (
 //	killgateway         kills the gateway with SIGKILL
 //	unpath FILE         prints FILE without the data directory and ids, for cmp
 //
-// The condition [soak] is met in the long form of the tests.
+// The condition [soak] is met in the long form of the tests, and [memory] where sandboxes can be paused with their memory.
 func TestScripts(t *testing.T) {
+	p := scriptParams(t, scriptServer{memory: true})
+	p.Dir = filepath.Join("..", "..", "testdata", "script")
+	testscript.Run(t, p)
+}
+
+// scriptServer is what the daemons of scripts are to be like.
+type scriptServer struct {
+	// homes is where their data directories are made, by default where temporary files are.
+	homes string
+	// env is added to their environment.
+	env []string
+	// prepare changes a data directory that has just been made.
+	prepare func(home string) error
+	// memory says that the driver keeps the memory of sandboxes.
+	memory bool
+}
+
+func scriptParams(t *testing.T, s scriptServer) testscript.Params {
+	t.Helper()
 	testenv.NeedsRoot(t)
 	testenv.NeedsTool(t, "git", "tar")
 	bin := testenv.NeedsBinaries(t)
-	testscript.Run(t, testscript.Params{
-		Dir:                 filepath.Join("..", "..", "testdata", "script"),
+	return testscript.Params{
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Condition: func(cond string) (bool, error) {
-			if cond != "soak" {
-				return false, fmt.Errorf("unknown condition %q", cond)
+			switch cond {
+			case "soak":
+				return testenv.Soak(), nil
+			case "memory":
+				return s.memory, nil
 			}
-			return testenv.Soak(), nil
+			return false, fmt.Errorf("unknown condition %q", cond)
 		},
 		Setup: func(env *testscript.Env) error {
 			// Short, because sockets lie below it.
-			home, err := os.MkdirTemp("", "warren-script-")
+			home, err := os.MkdirTemp(s.homes, "warren-script-")
 			if err != nil {
 				return err
+			}
+			if s.prepare != nil {
+				if err := s.prepare(home); err != nil {
+					return err
+				}
 			}
 			before, err := testenv.TakeSnapshot(home)
 			if err != nil {
@@ -67,6 +94,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("DOCKER_HOST", testenv.NoEngine)
 			env.Setenv("WARREN_POOL", testenv.Pool)
 			env.Setenv("GIT_CONFIG_NOSYSTEM", "1")
+			env.Vars = append(env.Vars, s.env...)
 			for _, who := range []string{"AUTHOR", "COMMITTER"} {
 				env.Setenv("GIT_"+who+"_NAME", "Ada")
 				env.Setenv("GIT_"+who+"_EMAIL", "ada@example.com")
@@ -74,7 +102,7 @@ func TestScripts(t *testing.T) {
 			if err := os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755); err != nil {
 				return err
 			}
-			env.Defer(func() { cleanUp(t, env.T(), bin, home, before) })
+			env.Defer(func() { cleanUp(t, env.T(), bin, home, s.env, before) })
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -89,13 +117,13 @@ func TestScripts(t *testing.T) {
 			"lab": startLab, "labhits": scriptLabHits, "policy": scriptPolicy, "killgateway": scriptKillGateway,
 			"canary": func(ts *testscript.TestScript, neg bool, args []string) { scriptCanary(t, ts, neg, args) },
 		},
-	})
+	}
 }
 
 // cleanUp ends what a script left running on purpose, and complains about the rest.
-func cleanUp(t *testing.T, script testscript.T, bin testenv.Binaries, home string, before *testenv.Snapshot) {
+func cleanUp(t *testing.T, script testscript.T, bin testenv.Binaries, home string, env []string, before *testenv.Snapshot) {
 	cmd := exec.Command(bin.Warren, "shutdown", "--sandboxes")
-	cmd.Env = append(os.Environ(), "WARREN_HOME="+home, "WARREN_URL=")
+	cmd.Env = slices.Concat(os.Environ(), env, []string{"WARREN_HOME=" + home, "WARREN_URL="})
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("shutdown: %v\n%s", err, out)
 	}

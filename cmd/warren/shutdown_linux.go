@@ -14,6 +14,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/config"
+	"github.com/warren-sandbox/warren/internal/gateway/control"
 )
 
 // stopTimeout is how long a daemon may take to end: it finishes what it is writing, and no more.
@@ -110,6 +111,10 @@ func removeUnrecorded(ctx context.Context, dir string) (err error) {
 		if err != nil {
 			return fmt.Errorf("driver %s: %w", entry.name, err)
 		}
+	}
+	// Of sandboxes that have no daemon nobody tells it that they are gone.
+	if err := control.Retire(ctx, filepath.Join(dir, "run", "gateway")); err != nil {
+		return fmt.Errorf("end the gateway: %w", err)
 	}
 	return nil
 }

@@ -48,6 +48,11 @@ func (d *Driver) create(ctx context.Context, spec *driver.Spec) (err error) {
 		d.forgetEngine() // it may be mended
 		return err
 	}
+	if spec.Card != nil {
+		if err := p.checkCard(); err != nil {
+			return err
+		}
+	}
 	if err := d.free(ctx, spec.ID); err != nil {
 		return err
 	}
@@ -87,6 +92,11 @@ func (d *Driver) create(ctx context.Context, spec *driver.Spec) (err error) {
 	}()
 	if made, err = d.boot(ctx, spec.ID, config, host); err != nil {
 		return err
+	}
+	if spec.Card != nil {
+		if err := d.makeCard(ctx, spec.ID, spec.Card); err != nil {
+			return err
+		}
 	}
 	return ctx.Err()
 }

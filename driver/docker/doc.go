@@ -12,7 +12,9 @@
 //     container, which the engine carries: no port is published and no socket is shared.
 //   - Its mounts are clones of the very directories that the caller opened, mapped to the container's ids where these
 //     differ from those on disk.
-//   - It has no network but loopback, none of the capabilities that a sandbox can do without, no_new_privs, the system
+//   - It has no network of the engine's. With a card ([driver.CardMaker]) it has one device beside its loopback, whose packets end with whoever
+//     serves it; no program inside may change it, or make another.
+//   - It has none of the capabilities that a sandbox can do without, no_new_privs, the system
 //     call filter of the newest engines with fewer kinds of sockets, and limits of memory, processors, processes and disk.
 //
 // An engine that does not see this machine's directories, because it runs on another, works on copies: mounts become volumes

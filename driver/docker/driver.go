@@ -56,7 +56,7 @@ var accepts = []string{AcceptNoUserNamespace, AcceptNoDiskLimit, AcceptCopiedMou
 
 // Driver is the Docker driver. It implements [driver.Driver], [driver.Describer], [driver.Watcher],
 // [driver.Statser], [driver.Checker], [driver.HostReplacer], [driver.Freezer],
-// [driver.RootSaver] and [driver.Syncer].
+// [driver.RootSaver], [driver.Syncer] and [driver.CardMaker].
 type Driver struct {
 	opts   Options
 	at     endpoint
@@ -90,6 +90,7 @@ var (
 	_ driver.Freezer      = (*Driver)(nil)
 	_ driver.RootSaver    = (*Driver)(nil)
 	_ driver.Syncer       = (*Driver)(nil)
+	_ driver.CardMaker    = (*Driver)(nil)
 )
 
 // New opens the driver. It does not wait for the engine, which may be started later; without any sign of one it returns an error

@@ -34,7 +34,9 @@ type engine struct {
 	// podman says that it is Podman's service, which takes a system call filter as a file.
 	podman bool
 	// copies says why sandboxes work on copies of their mounts, "" when they have the directories themselves.
-	copies   string
+	copies string
+	// noCard says why sandboxes have no network card, "" when those can have one whose kernel is the host's.
+	noCard   string
 	findings []finding
 }
 
@@ -86,6 +88,7 @@ func (d *Driver) askEngine(ctx context.Context) (*engine, error) {
 			e.copies = "the engine does not see this machine's directories"
 		}
 	}
+	e.noCard = e.noCards()
 	e.judge()
 	d.mu.Lock()
 	d.engine = e
@@ -230,6 +233,11 @@ func (e *engine) judge() {
 	} else {
 		ok("mounts", "sandboxes have the directories of this machine")
 	}
+	if e.noCard != "" {
+		add("network", "warn", "sandboxes have no network but their loopback: "+e.noCard, "a policy is then refused; `--policy none`, which is the default there, is not")
+	} else {
+		ok("network", "sandboxes on runtimes without a kernel of their own can have a network card")
+	}
 	if names := e.runsc(); len(names) > 0 {
 		add("gvisor", "warn", fmt.Sprintf("runtime %s hides from the engine what sandboxes write to their root; `warren stats` shows far too much", strings.Join(names, " ")),
 			`add "--overlay2=none" to its runtimeArgs in the engine's configuration`)
@@ -296,11 +304,13 @@ type plan struct {
 	copies bool
 	// filter is the system call filter, or the file that it is in.
 	filter string
+	// noCard says why the sandbox can have no network card, "" if it can.
+	noCard string
 }
 
 // plan decides how a sandbox would run, or why it must not.
 func (d *Driver) plan(e *engine, options map[string]string) (*plan, error) {
-	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == "", copies: e.copies != "", filter: systemCallFilter()}
+	p := &plan{runtime: d.opts.Runtime, base: e.base, quota: e.noQuota() == "", copies: e.copies != "", filter: systemCallFilter(), noCard: e.noCard}
 	if e.podman {
 		p.filter = filepath.Join(d.opts.StateDir, filterFile)
 	}
@@ -317,6 +327,9 @@ func (d *Driver) plan(e *engine, options map[string]string) (*plan, error) {
 		return nil, fmt.Errorf("the engine has no runtime %q (it has %s); add it to the engine's configuration: %w", name, strings.Join(e.runtimes(), ", "), warren.ErrInvalid)
 	}
 	p.ownKernel = ownKernel(name, r.Path)
+	if p.ownKernel && p.noCard == "" {
+		p.noCard = fmt.Sprintf("runtime %s has a kernel of its own, which knows the cards alone that were there when it started; use a runtime such as runc, or driver gvisor", name)
+	}
 	for _, f := range e.findings {
 		lacks := f.Status == "fail" || f.accept != "" && !d.accepts(f.accept) && !(f.unlessOwnKernel && p.ownKernel)
 		if lacks {

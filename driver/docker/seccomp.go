@@ -57,7 +57,7 @@ func writeFilter(dir string) error {
 	return err
 }
 
-// allowedSockets is what a sandbox needs whose network is a loopback: local ones, IP, and questions about its own network.
+// allowedSockets is what a sandbox needs whose network is a loopback and perhaps a card: local ones, IP, and questions about its own network.
 var allowedSockets = [][]specs.LinuxSeccompArg{
 	{argument(0, unix.AF_UNIX)},
 	{argument(0, unix.AF_INET)},

@@ -62,6 +62,9 @@ func checkSpec(spec *driver.Spec) error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf(format+": %w", append(args, warren.ErrInvalid)...)
 	}
+	if c := spec.Card; c != nil && (c.Inside != nil || c.Outside != nil) {
+		return invalid("a network card with ends: this driver makes its own")
+	}
 	if len(spec.Root.Layers) == 0 {
 		return invalid("the root has no layer")
 	}
@@ -139,6 +142,9 @@ func containerOf(spec *driver.Spec, p *plan, image string, s *stage, labels map[
 		// The engine switches IPv6 off where it has given no address, on loopback too. Of another machine's kernel nobody can tell
 		// whether it has it.
 		host.Sysctls = map[string]string{"net.ipv6.conf.all.disable_ipv6": "0"}
+	}
+	if c := spec.Card; c != nil {
+		host.DNS = c.DNS
 	}
 	if p.quota {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(spec.Limits.Disk, 10)}

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -477,5 +478,41 @@ func TestStageTakenDownTwice(t *testing.T) {
 	}
 	if err := s.close(); err != nil {
 		t.Errorf("again: %v", err)
+	}
+}
+
+func TestProcessOf(t *testing.T) {
+	id := strings.Repeat("0123456789abcdef", 4)
+	for text, want := range map[string]bool{
+		"0::/docker/" + id + "\n":                                         true,
+		"12:cpu:/other\n4:memory:/warren-wdk1/" + id + "\n0::/\n":         true,
+		"0::/system.slice/docker-" + id + ".scope\n":                      true,
+		"0::/docker/" + id + "/inner\n":                                   false,
+		"0::/docker/x" + id + "\n":                                        false,
+		"0::/docker/" + id[:12] + "\n":                                    false,
+		"0::/docker/" + strings.Repeat("f", 64) + "\n3:name=" + id + ":/": false,
+		"": false,
+	} {
+		if got := inGroup(text, id); got != want {
+			t.Errorf("%q has the container: %v", text, got)
+		}
+	}
+	for text, want := range map[string]bool{
+		"Name:\tx\nNSpid:\t4711\t1\nThreads:\t1\n": true,
+		"NSpid:\t4711\t52\t1\n":                    true,
+		"NSpid:\t1\n":                              false,
+		"NSpid:\t4711\t7\n":                        false,
+		"Pid:\t1\n":                                false,
+	} {
+		if got := isFirst(text); got != want {
+			t.Errorf("%q is a container's first process: %v", text, got)
+		}
+	}
+	// This process is in no container of that name.
+	if f, err := namespaceOf(&container.InspectResponse{ID: id, State: &container.State{Pid: os.Getpid()}}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a container that is not there: %v, %v", f, err)
+	}
+	if f, err := namespaceOf(&container.InspectResponse{ID: "", State: &container.State{Pid: os.Getpid()}}); err == nil {
+		t.Errorf("a container without an id: %v", f)
 	}
 }

@@ -60,7 +60,7 @@ const (
 
 // Driver is the gVisor driver. It implements [driver.Driver], [driver.Describer], [driver.Watcher],
 // [driver.Statser], [driver.Snapshotter], [driver.Copier],
-// [driver.RootSaver], [driver.Pooler], [driver.Carder] and [driver.Checker].
+// [driver.RootSaver], [driver.Pooler], [driver.CardKeeper] and [driver.Checker].
 type Driver struct {
 	opts   Options
 	log    *slog.Logger
@@ -81,7 +81,7 @@ var (
 	_ driver.Copier      = (*Driver)(nil)
 	_ driver.RootSaver   = (*Driver)(nil)
 	_ driver.Pooler      = (*Driver)(nil)
-	_ driver.Carder      = (*Driver)(nil)
+	_ driver.CardKeeper  = (*Driver)(nil)
 	_ driver.Checker     = (*Driver)(nil)
 )
 
@@ -408,7 +408,7 @@ func (d *Driver) Card(ctx context.Context, id warren.SandboxID) (*os.File, error
 	return r.Files[0], nil
 }
 
-// KeepCard gives the keeper a copy of the outer end of a sandbox's card, see [driver.Carder].
+// KeepCard gives the keeper a copy of the outer end of a sandbox's card, see [driver.CardKeeper].
 func (d *Driver) KeepCard(ctx context.Context, id warren.SandboxID, outside *os.File) error {
 	if _, err := d.call(ctx, &protocol.Request{Op: protocol.OpKeepCard, ID: string(id)}, outside); err != nil {
 		return fmt.Errorf("card of sandbox %s: %w", id, err)

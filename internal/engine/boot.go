@@ -63,6 +63,11 @@ func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 			e.metrics.driverError(r.row.Driver, "create")
 			return fmt.Errorf("driver %s: %w", r.row.Driver, err)
 		}
+		if spec.Card != nil {
+			if err := e.plug(ctx, r); err != nil {
+				return err
+			}
+		}
 		e.noteStart(r.row.Driver, spec, len(own))
 		return nil
 	}); err != nil {

@@ -109,7 +109,7 @@ func (e *Engine) Create(ctx context.Context, c Caller, r CreateRequest, progress
 		spec.Snapshot = string(snap.row.ID)
 		from = &origin{snap: snap, operator: have.Operator}
 	}
-	if err := e.normal(c, &spec); err != nil {
+	if err := e.normal(ctx, c, &spec); err != nil {
 		return nil, err
 	}
 	for {

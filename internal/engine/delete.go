@@ -237,7 +237,7 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 	}
 	// Only the driver has a deadline: a workspace of a million files takes as long as it takes.
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
-	err = d.Delete(dctx, row.ID)
+	err = e.removeFrom(dctx, row.Driver, row.ID)
 	cancel()
 	if err != nil {
 		e.metrics.driverError(row.Driver, "delete")

@@ -248,7 +248,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		}
 		err := e.from(snap, have, &spec)
 		if err == nil {
-			err = e.normal(c, &spec)
+			err = e.normal(ctx, c, &spec)
 		}
 		if err == nil {
 			f := &flight{listeners: []func(Progress){func(p Progress) {

@@ -197,10 +197,10 @@ func TestIdleBusy(t *testing.T) {
 // What a sandbox sends or receives keeps it awake for as long as its idle timeout.
 func TestIdleTraffic(t *testing.T) {
 	var last atomic.Int64
-	n := &cardNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
+	n := &policyNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
 	l := newLab(t, func(o *Options) {
 		o.Network, o.DefaultPolicy = n, "locked"
-		o.Drivers = map[string]driver.Driver{"fake": cardedFake{o.Drivers["fake"].(*fake.Driver)}}
+		o.Drivers = map[string]driver.Driver{"fake": plainCards{o.Drivers["fake"].(*fake.Driver)}}
 		clock := o.Clock
 		n.quiet = func() time.Duration { return time.Duration(clock.Now().UnixNano() - last.Load()) }
 	})

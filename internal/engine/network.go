@@ -27,8 +27,10 @@ type Network interface {
 	// Attach makes a card for a sandbox and serves it under the policy, before it returns. One that it had before is gone then. With from,
 	// names have the addresses that they have for that sandbox.
 	Attach(ctx context.Context, id warren.SandboxID, p NetworkPolicy, from warren.SandboxID) (*driver.Card, error)
-	// Adopt serves a card by its outer end, which stays the caller's.
-	Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p NetworkPolicy) error
+	// Plan returns what a card that a driver makes has to be like. It has no ends.
+	Plan(ctx context.Context) (*driver.Card, error)
+	// Adopt serves a card by its outer end, which stays the caller's, as Attach does.
+	Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p NetworkPolicy, from warren.SandboxID) error
 	// Detach ends a sandbox's flows and lets go of its card, if it has one.
 	Detach(ctx context.Context, id warren.SandboxID) error
 	// SetPolicy changes the policy of a sandbox that has a card; what it does not allow has ended when it returns.
@@ -82,9 +84,19 @@ type PolicyInfo struct {
 }
 
 // checkPolicy checks the policy of a spec, and fills in the default.
-func (e *Engine) checkPolicy(s *Spec, d driver.Driver) error {
+func (e *Engine) checkPolicy(ctx context.Context, s *Spec, d driver.Driver) error {
 	_, can := driver.As[driver.Carder](d)
 	can = can && e.opts.Network != nil
+	if m, makes := driver.As[driver.CardMaker](d); can && makes && s.Policy != NoNetwork {
+		err := m.CheckCard(ctx, s.DriverOptions)
+		switch {
+		case err == nil:
+		case s.Policy == "" && errors.Is(err, errors.ErrUnsupported):
+			can = false
+		default:
+			return fmt.Errorf("policy %s: driver %s gives the sandbox no network card: %w; without a policy, or with policy none, it has its loopback alone", quote(s.Policy), s.Driver, err)
+		}
+	}
 	switch {
 	case s.Policy == "" && can:
 		s.Policy = e.opts.DefaultPolicy
@@ -239,26 +251,78 @@ func (e *Engine) Policy(name string) (PolicyInfo, error) {
 // card makes the network card of an execution, which is served from then on, or returns nil for a sandbox that has none.
 func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) {
 	name := r.spec.Policy
-	if name == "" || name == NoNetwork {
-		return nil, nil
-	}
-	if e.opts.Network == nil {
-		return nil, fmt.Errorf("the sandbox has policy %s, and this server has no gateway: %w", quote(name), warren.ErrUnavailable)
+	if name == "" {
+		name = NoNetwork
 	}
 	e.mu.Lock()
 	if sb := e.boxes[r.row.ID]; sb != nil {
 		sb.policy, sb.placeholders = name, r.spec.Placeholders
 	}
 	e.mu.Unlock()
-	p, err := e.armed(e.effective(r.row.ID, name), r.spec.Placeholders)
-	if err != nil {
-		return nil, err
+	if name == NoNetwork {
+		return nil, nil
 	}
-	c, err := e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
+	if e.opts.Network == nil {
+		return nil, fmt.Errorf("the sandbox has policy %s, and this server has no gateway: %w", quote(name), warren.ErrUnavailable)
+	}
+	var c *driver.Card
+	var err error
+	if _, makes := driver.As[driver.CardMaker](e.opts.Drivers[r.row.Driver]); makes {
+		c, err = e.opts.Network.Plan(ctx)
+	} else {
+		var p NetworkPolicy
+		if p, err = e.armed(e.effective(r.row.ID, name), r.spec.Placeholders); err == nil {
+			c, err = e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the gateway gives the sandbox no network card: %w", err)
 	}
 	return c, nil
+}
+
+// plug has the card served that a driver has made of its own. Until then nothing passes.
+func (e *Engine) plug(ctx context.Context, r bootRequest) error {
+	m, ok := driver.As[driver.CardMaker](e.opts.Drivers[r.row.Driver])
+	if !ok {
+		return nil
+	}
+	p, err := e.armed(e.effective(r.row.ID, r.spec.Policy), r.spec.Placeholders)
+	if err != nil {
+		return err
+	}
+	f, err := m.Card(ctx, r.row.ID)
+	if err == nil {
+		err = e.opts.Network.Adopt(ctx, r.row.ID, f, p, r.row.SourceID)
+		f.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("the gateway does not serve the sandbox's network card: %w", err)
+	}
+	return nil
+}
+
+// removeFrom has a driver remove a sandbox, and the gateway let go of a card that the driver has made, which does not go by itself: whoever
+// serves it keeps it alive. It may be repeated; a gateway that cannot be reached serves nothing.
+func (e *Engine) removeFrom(ctx context.Context, name string, id warren.SandboxID) error {
+	d := e.opts.Drivers[name]
+	if err := d.Delete(ctx, id); err != nil {
+		return err
+	}
+	if _, makes := driver.As[driver.CardMaker](d); !makes || e.opts.Network == nil {
+		return nil
+	}
+	e.mu.Lock()
+	sb := e.boxes[id]
+	has := sb == nil || sb.policy != NoNetwork // or it is not known yet
+	e.mu.Unlock()
+	if !has {
+		return nil
+	}
+	if err := e.opts.Network.Detach(ctx, id); err != nil && ctx.Err() == nil {
+		e.log.Warn("let go of the network card of a sandbox that is gone", "sandbox", id, "error", err)
+	}
+	return nil
 }
 
 // effective returns a policy by its name. In place of one that cannot be used it returns the preset that allows nothing.
@@ -317,7 +381,7 @@ func (e *Engine) trust(ctx context.Context, sb cardedSandbox) error {
 const trustWait = 5 * time.Second
 
 func closeCard(c *driver.Card) {
-	if c != nil {
+	if c != nil && c.Inside != nil {
 		c.Inside.Close()
 		c.Outside.Close()
 	}
@@ -515,13 +579,15 @@ func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) 
 	}
 	f, err := c.Card(ctx, id)
 	if err == nil {
-		err = e.opts.Network.Adopt(ctx, id, f, p)
+		err = e.opts.Network.Adopt(ctx, id, f, p, "")
 		f.Close()
 	}
 	switch {
 	case err == nil:
 		e.log.Info("serve the network card of a sandbox again", "sandbox", id)
 	case errors.Is(err, warren.ErrNotFound) || ctx.Err() != nil:
+	case errors.Is(err, warren.ErrUnavailable):
+		e.log.Warn("a sandbox has no network for now", "sandbox", id, "error", err)
 	case e.lostCard(id):
 		e.log.Warn("a sandbox has no network: its card is lost; pause and resume it for a new one", "sandbox", id, "error", err)
 	}
@@ -541,7 +607,7 @@ func (e *Engine) lostCard(id warren.SandboxID) bool {
 
 // keepCards gives a driver that was killed and started anew the cards of its sandboxes again, so that they outlive the gateway too.
 func (e *Engine) keepCards(ctx context.Context, name string) {
-	c, ok := driver.As[driver.Carder](e.opts.Drivers[name])
+	c, ok := driver.As[driver.CardKeeper](e.opts.Drivers[name])
 	if !ok || e.opts.Network == nil {
 		return
 	}

@@ -342,7 +342,7 @@ func (e *Engine) pause(ctx context.Context, sb *sandbox, actor string) error {
 	e.metrics.pauses.WithLabelValues(cause.reason).Inc()
 	dctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 	defer cancel()
-	if err := e.opts.Drivers[row.Driver].Delete(dctx, row.ID); err != nil {
+	if err := e.removeFrom(dctx, row.Driver, row.ID); err != nil {
 		e.metrics.driverError(row.Driver, "delete")
 		// It stands still and is of no more use. The resume removes it, or the next start of the server.
 		return fmt.Errorf("it is paused, but its memory is not free yet: driver %s: %w", row.Driver, err)
@@ -522,7 +522,7 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 		if e.hasImage(row.ID) {
 			break // whole and on disk, only the word for it is missing
 		}
-		if err := d.Delete(ctx, row.ID); err != nil {
+		if err := e.removeFrom(ctx, row.Driver, row.ID); err != nil {
 			return err
 		}
 		f := store.Failure{Reason: "lost", Message: "it ended while it was paused", Time: e.clock.Now()}
@@ -548,7 +548,7 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 		}
 		return e.resumed(ctx, sb, e.event("warren", "sandbox.running", &row, "resumed; the server was started again meanwhile"))
 	}
-	if err := d.Delete(ctx, row.ID); err != nil {
+	if err := e.removeFrom(ctx, row.Driver, row.ID); err != nil {
 		return err
 	}
 	if State(row.State) == Paused {

@@ -375,7 +375,7 @@ func (e *Engine) removeExecution(sb *sandbox) {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 	defer cancel()
-	if err := d.Delete(ctx, sb.row.ID); err != nil {
+	if err := e.removeFrom(ctx, sb.row.Driver, sb.row.ID); err != nil {
 		e.metrics.driverError(sb.row.Driver, "delete")
 		e.log.Warn("dead execution not removed yet", "sandbox", sb.row.ID, "error", err)
 	}
@@ -387,7 +387,7 @@ func (e *Engine) removeStranger(name string, id warren.SandboxID) {
 	var wait time.Duration
 	for {
 		ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
-		err := e.opts.Drivers[name].Delete(ctx, id)
+		err := e.removeFrom(ctx, name, id)
 		if err == nil {
 			err = e.store.Update(ctx, func(tx *store.Tx) error {
 				return tx.AppendEvent(&store.Event{Time: e.clock.Now(), Owner: "warren", Actor: "warren", Action: "sandbox.reaped", SandboxID: id,

@@ -270,7 +270,7 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot) erro
 	row := sb.row
 	e.mu.Unlock()
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
-	err := e.opts.Drivers[row.Driver].Delete(dctx, row.ID)
+	err := e.removeFrom(dctx, row.Driver, row.ID)
 	cancel()
 	if err != nil {
 		e.metrics.driverError(row.Driver, "delete")

@@ -17,8 +17,8 @@ import (
 	"github.com/warren-sandbox/warren/internal/secret"
 )
 
-// cardNetwork is a gateway that only remembers what it was told.
-type cardNetwork struct {
+// policyNetwork is a gateway that only remembers what it was told.
+type policyNetwork struct {
 	mu     sync.Mutex
 	have   map[warren.SandboxID]NetworkPolicy
 	change int // calls of SetPolicy
@@ -26,7 +26,7 @@ type cardNetwork struct {
 	quiet func() time.Duration
 }
 
-func (n *cardNetwork) Attach(_ context.Context, id warren.SandboxID, p NetworkPolicy, _ warren.SandboxID) (*driver.Card, error) {
+func (n *policyNetwork) Attach(_ context.Context, id warren.SandboxID, p NetworkPolicy, _ warren.SandboxID) (*driver.Card, error) {
 	in, out, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -37,21 +37,23 @@ func (n *cardNetwork) Attach(_ context.Context, id warren.SandboxID, p NetworkPo
 	return &driver.Card{Inside: in, Outside: out}, nil
 }
 
-func (n *cardNetwork) Adopt(_ context.Context, id warren.SandboxID, _ *os.File, p NetworkPolicy) error {
+func (n *policyNetwork) Adopt(_ context.Context, id warren.SandboxID, _ *os.File, p NetworkPolicy, _ warren.SandboxID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.have[id] = p
 	return nil
 }
 
-func (n *cardNetwork) Detach(_ context.Context, id warren.SandboxID) error {
+func (n *policyNetwork) Plan(context.Context) (*driver.Card, error) { return nil, warren.ErrState }
+
+func (n *policyNetwork) Detach(_ context.Context, id warren.SandboxID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.have, id)
 	return nil
 }
 
-func (n *cardNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p NetworkPolicy) error {
+func (n *policyNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p NetworkPolicy) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.have[id] = p
@@ -59,7 +61,7 @@ func (n *cardNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p Networ
 	return nil
 }
 
-func (n *cardNetwork) Attached(context.Context) (map[warren.SandboxID]string, error) {
+func (n *policyNetwork) Attached(context.Context) (map[warren.SandboxID]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	m := map[warren.SandboxID]string{}
@@ -69,21 +71,21 @@ func (n *cardNetwork) Attached(context.Context) (map[warren.SandboxID]string, er
 	return m, nil
 }
 
-func (n *cardNetwork) Quiet(context.Context, warren.SandboxID) (time.Duration, error) {
+func (n *policyNetwork) Quiet(context.Context, warren.SandboxID) (time.Duration, error) {
 	if n.quiet == nil {
 		return time.Hour, nil
 	}
 	return n.quiet(), nil
 }
 
-func (n *cardNetwork) Card(context.Context, warren.SandboxID) (*os.File, error) {
+func (n *policyNetwork) Card(context.Context, warren.SandboxID) (*os.File, error) {
 	return nil, warren.ErrNotFound
 }
 
-func (n *cardNetwork) Authority() []byte { return []byte("certificate") }
+func (n *policyNetwork) Authority() []byte { return []byte("certificate") }
 
 // of returns what the gateway has for a sandbox of one secret.
-func (n *cardNetwork) of(id warren.SandboxID, name string) (s NetworkSecret) {
+func (n *policyNetwork) of(id warren.SandboxID, name string) (s NetworkSecret) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, s := range n.have[id].Secrets {
@@ -94,13 +96,13 @@ func (n *cardNetwork) of(id warren.SandboxID, name string) (s NetworkSecret) {
 	return NetworkSecret{}
 }
 
-// cardedFake is the fake driver with cards that carry nothing.
-type cardedFake struct{ *fake.Driver }
+// plainCards is the fake driver with cards that carry nothing.
+type plainCards struct{ *fake.Driver }
 
-func (cardedFake) Card(context.Context, warren.SandboxID) (*os.File, error) {
+func (plainCards) Card(context.Context, warren.SandboxID) (*os.File, error) {
 	return nil, warren.ErrState
 }
-func (cardedFake) KeepCard(context.Context, warren.SandboxID, *os.File) error {
+func (plainCards) KeepCard(context.Context, warren.SandboxID, *os.File) error {
 	return nil
 }
 
@@ -109,8 +111,8 @@ secrets:
   - {secret: bank-key, env: BANK_TOKEN, host: bank.example, place: {header: Authorization}}
 `
 
-func secretRig(t *testing.T) (*rig, *cardNetwork) {
-	n := &cardNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
+func secretRig(t *testing.T) (*rig, *policyNetwork) {
+	n := &policyNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
 	dir := t.TempDir()
 	policies := filepath.Join(dir, "policies")
 	if err := os.Mkdir(policies, 0o755); err != nil {
@@ -125,7 +127,7 @@ func secretRig(t *testing.T) (*rig, *cardNetwork) {
 	}
 	r := prepareRig(t, dir, func(o *Options) {
 		o.Network, o.PolicyDir, o.DefaultPolicy, o.Secrets = n, policies, "locked", key
-		o.Drivers = map[string]driver.Driver{"fake": cardedFake{o.Drivers["fake"].(*fake.Driver)}}
+		o.Drivers = map[string]driver.Driver{"fake": plainCards{o.Drivers["fake"].(*fake.Driver)}}
 	})
 	r.start()
 	t.Cleanup(r.stop)

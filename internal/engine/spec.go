@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -81,8 +82,8 @@ func text(field, v string, most int) error {
 	return nil
 }
 
-// normal checks all of a spec that can be checked without touching anything, and fills in its defaults.
-func (e *Engine) normal(c Caller, s *Spec) error {
+// normal checks all of a spec that can be checked without changing anything, and fills in its defaults.
+func (e *Engine) normal(ctx context.Context, c Caller, s *Spec) error {
 	if s.Name != "" {
 		if err := validName(s.Name); err != nil {
 			return err
@@ -116,7 +117,7 @@ func (e *Engine) normal(c Caller, s *Spec) error {
 	if err := checkOptions(s.Driver, d, s.DriverOptions); err != nil {
 		return err
 	}
-	if err := e.checkPolicy(s, d); err != nil {
+	if err := e.checkPolicy(ctx, s, d); err != nil {
 		return err
 	}
 	if err := e.checkResources(&s.Resources); err != nil {

@@ -486,9 +486,8 @@ func cutShort(ctx context.Context, label string, err error) error {
 
 // execute removes the old execution and makes a new one, which boots, or goes on from a memory image, as r says.
 func (e *Engine) execute(ctx context.Context, row *store.Sandbox, r bootRequest) error {
-	d := e.opts.Drivers[row.Driver]
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
-	err := d.Delete(dctx, row.ID)
+	err := e.removeFrom(dctx, row.Driver, row.ID)
 	cancel()
 	if err != nil {
 		e.metrics.driverError(row.Driver, "delete")
@@ -614,7 +613,7 @@ func (e *Engine) died(ctx context.Context, sb *sandbox, gen uint32, exit *driver
 	e.setFailed(bg, sb, f)
 	e.log.Warn("sandbox failed", "sandbox", row.ID, "reason", f.Reason, "message", f.Message)
 	// Its memory, mounts and overlay are of no more use. What fails here is repeated by restart or delete.
-	if err := d.Delete(bg, row.ID); err != nil {
+	if err := e.removeFrom(bg, row.Driver, row.ID); err != nil {
 		e.metrics.driverError(row.Driver, "delete")
 		e.log.Warn("dead execution not removed yet", "sandbox", row.ID, "error", err)
 	}

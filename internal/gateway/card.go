@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -18,6 +19,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/warren-sandbox/warren/internal/tun"
 )
 
 // MTU of a card. It crosses no wire: large packets are what makes it fast.
@@ -55,12 +58,33 @@ func NewCard() (inside, outside *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "card"), os.NewFile(uintptr(fds[1]), "card"), nil
 }
 
+// endKind is what a gateway holds of a card.
+type endKind int
+
+const (
+	// endSocket is one of a pair of sockets. Each end tells the other that it is gone.
+	endSocket endKind = iota
+	// endDevice is a network device in the sandbox's network namespace. It does not tell of the sandbox's end, since it keeps the namespace alive.
+	endDevice
+)
+
+// kindOfEnd looks at what is to be served as a card.
+func kindOfEnd(f *os.File) (endKind, error) {
+	if tun.Is(f) {
+		return endDevice, nil
+	}
+	if kind, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
+		return 0, errors.New("a card's end is a socket of packets in order, or a network device (TUN) without headers of its own, and this is neither")
+	}
+	return endSocket, nil
+}
+
 // nic is the only interface of a card's stack.
 const nic tcpip.NICID = 1
 
 // newStack terminates what comes over a card. It takes every address for its own, so that a flow to anywhere ends here; it forwards nothing.
 // fd stays the caller's, who may close it once the stack is closed and has been waited for. gone is called when the other end is closed.
-func newStack(fd int, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
+func newStack(fd int, kind endKind, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
@@ -72,7 +96,7 @@ func newStack(fd int, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
-	// An old packet cannot turn up late on a pair of sockets. What TIME_WAIT would cost: a stack without a listener takes no new
+	// An old packet cannot turn up late on a pair of sockets, or a device that is read by one. What TIME_WAIT would cost: a stack without a listener takes no new
 	// connection from a port that is in it, so that one in some hundred of a busy sandbox's would stand still for a minute.
 	linger := tcpip.TCPTimeWaitTimeoutOption(time.Millisecond)
 	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &receive, &send, &linger} {
@@ -83,8 +107,9 @@ func newStack(fd int, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
 	link, err := fdbased.New(&fdbased.Options{
 		// Readv, and not several packets at a time, which takes the end of the other side for empty packets without end.
 		FDs: []int{fd}, MTU: MTU, PacketDispatchMode: fdbased.Readv, ProcessorsPerChannel: 1,
-		// Nothing is lost or altered between two processes of one machine.
-		TXChecksumOffload: true, RXChecksumOffload: true,
+		// Nothing is altered between two processes of one machine. A sandbox behind a device has the host's kernel, which verifies the sums of
+		// what comes, and has made those of what it sends.
+		TXChecksumOffload: kind == endSocket, RXChecksumOffload: true,
 		ClosedFunc: func(tcpip.Error) { gone() },
 	})
 	if err != nil {

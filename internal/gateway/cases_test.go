@@ -15,15 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
-
 	"github.com/warren-sandbox/warren/internal/policy"
 )
 
 // sendUDP sends a datagram to an address and waits for an answer.
 func (in *inside) sendUDP(a netip.AddrPort, text string, wait time.Duration) (string, error) {
-	addr, proto := full(a)
-	c, err := gonet.DialUDP(in.stack, nil, &addr, proto)
+	c, err := in.udp(a)
 	if err != nil {
 		return "", err
 	}
@@ -277,14 +274,7 @@ func TestNamesStay(t *testing.T) {
 		c.Close()
 		t.Error("the old card is still served")
 	}
-	end, out, err := NewCard()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.g.Attach("child", out, Rules{Policy: l.policy("allow: [allowed.lab]")}, "one"); err != nil {
-		t.Fatal(err)
-	}
-	if c, err := l.inside(t, "child", end).dial(t.Context(), to); err != nil {
+	if c, err := l.attach(t, "child", "allow: [allowed.lab]", "one").dial(t.Context(), to); err != nil {
 		t.Errorf("forked: %v", err)
 	} else {
 		c.Close()

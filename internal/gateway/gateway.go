@@ -84,6 +84,7 @@ type card struct {
 	id      string
 	g       *Gateway
 	file    *os.File
+	kind    endKind
 	stack   *stack.Stack
 	link    stack.LinkEndpoint
 	names   *names
@@ -107,7 +108,8 @@ type card struct {
 // ErrNotFound says that a sandbox has no card.
 var ErrNotFound = errors.New("the sandbox has no card")
 
-// Attach serves a card, under rules which hold from the first packet on. The end is the gateway's then, also after a failure. A card that
+// Attach serves a card, under rules which hold from the first packet on: what a device has got before waits, or is lost. The end is the gateway's
+// then, also after a failure. A card that
 // the sandbox had before is let go of: it has been started anew. Names keep the addresses that they had for it, or for the sandbox from, whose
 // memory it goes on from.
 func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
@@ -115,7 +117,12 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: no policy", id)
 	}
-	c := &card{id: id, g: g, file: end, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, denials: newBucket(50, 200)}
+	kind, err := kindOfEnd(end)
+	if err != nil {
+		end.Close()
+		return fmt.Errorf("attach sandbox %s: %w", id, err)
+	}
+	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, denials: newBucket(50, 200)}
 	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())
 	g.mu.Lock()
@@ -140,7 +147,7 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		g.past[from].copyTo(c.names)
 	}
 	delete(g.past, id)
-	s, link, err := newStack(int(end.Fd()), func() { go g.drop(c) })
+	s, link, err := newStack(int(end.Fd()), kind, func() { go g.drop(c) })
 	if err != nil {
 		end.Close()
 		return err
@@ -260,7 +267,7 @@ func (g *Gateway) card(id string) (*card, error) {
 	return nil, fmt.Errorf("sandbox %s: %w", id, ErrNotFound)
 }
 
-// Close ends all flows and all cards, also for whoever else has a copy of them. A gateway that another is to follow just ends its process.
+// Close ends all flows and all cards, those that are sockets also for whoever else has a copy of them. A gateway that another is to follow just ends its process.
 func (g *Gateway) Close() {
 	g.mu.Lock()
 	g.closed = true
@@ -292,8 +299,12 @@ func (c *card) close() {
 // reader may wait for a connection, and a connection that is being ended for the lock: so the reader goes first, then the
 // connections, and only then the stack.
 func (c *card) release() {
-	unix.Shutdown(int(c.file.Fd()), unix.SHUT_RDWR)
-	c.link.Wait()
+	if c.kind == endSocket {
+		unix.Shutdown(int(c.file.Fd()), unix.SHUT_RDWR)
+		c.link.Wait()
+	} else {
+		c.link.Attach(nil) // which stops its reader and waits for it
+	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		c.mu.Lock()
 		left := len(c.flows)

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 )
 
 func hello(text string) http.Handler {
@@ -178,13 +177,12 @@ func TestPortAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	from, _ := full(netip.AddrPortFrom(SandboxIPv4, 20000))
-	to, proto := full(netip.AddrPortFrom(a, 9000))
+	from, to := netip.AddrPortFrom(SandboxIPv4, 20000), netip.AddrPortFrom(a, 9000)
 	// A handshake of which the first packet is not answered takes a second, then two, and so on: 63 for the six that TIME_WAIT lasts.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for i := range 5 {
-		c, err := gonet.DialTCPWithBind(ctx, in.stack, from, to, proto)
+		c, err := in.dialFrom(ctx, from, to)
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}

@@ -37,6 +37,8 @@ import (
 
 	"github.com/warren-sandbox/warren/internal/policy"
 	"github.com/warren-sandbox/warren/internal/secret"
+	"github.com/warren-sandbox/warren/internal/testenv"
+	"github.com/warren-sandbox/warren/internal/tun"
 )
 
 // lab is an internet of its own: names, addresses that look public, and servers behind them. What arrives there is what counts.
@@ -183,14 +185,17 @@ func (l *lab) cert(names ...string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// inside is a sandbox's end of a card, with a stack as its kernel has one.
+// inside is a sandbox's end of a card, with a stack as its kernel has one, or the namespace of a device, with the host's.
 type inside struct {
 	t     testing.TB
 	id    string
 	stack *stack.Stack
-	file  *os.File
+	netns *os.File
 	roots *x509.CertPool
 }
+
+// overDevice makes the cards of all labs devices in network namespaces. It is set by TestDevices alone.
+var overDevice bool
 
 // sandbox attaches one with a policy.
 func (l *lab) sandbox(id, rules string, secrets ...Secret) *inside {
@@ -214,14 +219,48 @@ func (l *lab) secret(name, value string, placeholders ...string) Secret {
 // sandboxFor attaches one that ends with a part of the test.
 func (l *lab) sandboxFor(t testing.TB, id, rules string, secrets ...Secret) *inside {
 	t.Helper()
+	return l.attach(t, id, rules, "", secrets...)
+}
+
+// attach gives a sandbox a card, which knows the names that from has.
+func (l *lab) attach(t testing.TB, id, rules, from string, secrets ...Secret) *inside {
+	t.Helper()
+	if overDevice {
+		return l.device(t, id, rules, from, secrets...)
+	}
 	in, out, err := NewCard()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.g.Attach(id, out, Rules{Policy: l.policy(rules), Secrets: secrets}, ""); err != nil {
+	if err := l.g.Attach(id, out, Rules{Policy: l.policy(rules), Secrets: secrets}, from); err != nil {
 		t.Fatal(err)
 	}
 	return l.inside(t, id, in)
+}
+
+// device is attach with a device.
+func (l *lab) device(t testing.TB, id, rules, from string, secrets ...Secret) *inside {
+	t.Helper()
+	in := &inside{t: t, id: id, roots: l.trusted(), netns: testenv.NetworkNamespace(t)}
+	if err := tun.Make(in.netns, tun.Device{Name: "eth0", MTU: MTU, Addrs: cardFacts().Addrs}); err != nil {
+		t.Fatal(err)
+	}
+	end, err := tun.Open(in.netns, "eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.g.Attach(id, end, Rules{Policy: l.policy(rules), Secrets: secrets}, from); err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+// trusted are the authorities that a sandbox trusts.
+func (l *lab) trusted() *x509.CertPool {
+	roots := x509.NewCertPool()
+	roots.AddCert(l.ca.cert)
+	roots.AddCert(l.root.cert)
+	return roots
 }
 
 func (l *lab) policy(rules string) *policy.Policy {
@@ -257,10 +296,7 @@ func (l *lab) inside(t testing.TB, id string, end *os.File) *inside {
 		}
 	}
 	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}, {Destination: header.IPv6EmptySubnet, NIC: 1}})
-	roots := x509.NewCertPool()
-	roots.AddCert(l.ca.cert)
-	roots.AddCert(l.root.cert)
-	in := &inside{t: t, id: id, stack: s, file: end, roots: roots}
+	in := &inside{t: t, id: id, stack: s, roots: l.trusted()}
 	t.Cleanup(func() { s.RemoveNIC(1); s.Close(); s.Wait(); end.Close() })
 	return in
 }
@@ -275,14 +311,44 @@ func full(a netip.AddrPort) (tcpip.FullAddress, tcpip.NetworkProtocolNumber) {
 
 // dial connects to an address.
 func (in *inside) dial(ctx context.Context, a netip.AddrPort) (net.Conn, error) {
+	if in.netns != nil {
+		return in.native(ctx, &net.Dialer{}, "tcp", a)
+	}
 	addr, proto := full(a)
 	return gonet.DialContextTCP(ctx, in.stack, addr, proto)
 }
 
+// dialFrom is dial with a port of its own.
+func (in *inside) dialFrom(ctx context.Context, from, a netip.AddrPort) (net.Conn, error) {
+	if in.netns != nil {
+		return in.native(ctx, &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from)}, "tcp", a)
+	}
+	local, _ := full(from)
+	addr, proto := full(a)
+	return gonet.DialTCPWithBind(ctx, in.stack, local, addr, proto)
+}
+
+// udp returns a socket for one address.
+func (in *inside) udp(a netip.AddrPort) (net.Conn, error) {
+	if in.netns != nil {
+		return in.native(context.Background(), &net.Dialer{}, "udp", a)
+	}
+	addr, proto := full(a)
+	return gonet.DialUDP(in.stack, nil, &addr, proto)
+}
+
+// native connects with a socket of the namespace.
+func (in *inside) native(ctx context.Context, d *net.Dialer, network string, a netip.AddrPort) (c net.Conn, err error) {
+	err = tun.Within(in.netns, func() (err error) {
+		c, err = d.DialContext(ctx, network, a.String())
+		return err
+	})
+	return c, err
+}
+
 // ask asks the gateway's name server.
 func (in *inside) ask(name string, qtype uint16) (*dns.Msg, error) {
-	addr, proto := full(netip.AddrPortFrom(GatewayIPv4, 53))
-	c, err := gonet.DialUDP(in.stack, nil, &addr, proto)
+	c, err := in.udp(netip.AddrPortFrom(GatewayIPv4, 53))
 	if err != nil {
 		return nil, err
 	}

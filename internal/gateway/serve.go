@@ -190,6 +190,8 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 			return nil, nil, err
 		}
 		return &control.Response{}, []*os.File{f}, nil
+	case control.OpPlan:
+		return &control.Response{Card: cardFacts()}, nil, nil
 	case control.OpAttach, control.OpAdopt, control.OpPolicy:
 	default:
 		return nil, nil, fmt.Errorf("no call %q", req.Op)
@@ -231,8 +233,12 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 		}
 		return nil, nil, err
 	}
-	card := &control.Card{MTU: MTU, Addrs: []netip.Addr{SandboxIPv4, SandboxIPv6}, DNS: []netip.Addr{GatewayIPv4}}
-	return &control.Response{Card: card}, []*os.File{inside, copied}, nil
+	return &control.Response{Card: cardFacts()}, []*os.File{inside, copied}, nil
+}
+
+// cardFacts are what a sandbox has to know of its card.
+func cardFacts() *control.Card {
+	return &control.Card{MTU: MTU, Addrs: []netip.Addr{SandboxIPv4, SandboxIPv6}, DNS: []netip.Addr{GatewayIPv4}}
 }
 
 func parseRules(p *control.Policy) (Rules, error) {

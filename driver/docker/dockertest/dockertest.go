@@ -306,6 +306,21 @@ func (e *Engine) end() {
 	}
 }
 
+// RemoveSandbox removes the container of a sandbox, as a stranger may.
+func (e *Engine) RemoveSandbox(id string) {
+	e.t.Helper()
+	api := e.Client()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	list, err := api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", "dev.warren.sandbox="+id)})
+	if err != nil || len(list.Items) != 1 {
+		e.t.Fatalf("sandbox %s has %d containers, %v", id, len(list.Items), err)
+	}
+	if _, err := api.ContainerRemove(ctx, list.Items[0].ID, client.ContainerRemoveOptions{Force: true}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
 // Processes returns the host's processes of a container.
 func (e *Engine) Processes(container string) []int {
 	var pids []int
@@ -323,9 +338,9 @@ func (e *Engine) Processes(container string) []int {
 }
 
 // ImageName is the image of [Image] in its store.
-const ImageName = "dockertest"
+const ImageName = "dockertest-web"
 
-// Image returns a small Debian root with git in it, bootstrapped once for all tests of a checkout.
+// Image returns a small Debian root with git and curl in it, bootstrapped once for all tests of a checkout.
 func Image(t testing.TB) driver.Root {
 	t.Helper()
 	root, _ := ImageStore(t)
@@ -355,7 +370,7 @@ func ImageStore(t testing.TB) (driver.Root, string) {
 	t.Cleanup(func() { store.Close() })
 	im, err := store.Resolve(t.Context(), ImageName)
 	if err != nil {
-		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: ImageName, Packages: []string{"git", "procps"}}); err != nil {
+		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: ImageName, Packages: []string{"git", "procps", "curl", "ca-certificates"}}); err != nil {
 			t.Fatal(err)
 		}
 	}

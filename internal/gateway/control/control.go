@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -30,9 +31,11 @@ const Name = "gateway"
 const (
 	// OpHold counts as a client until the connection ends.
 	OpHold = "hold"
-	// OpAttach makes a card under Policy and answers with its two ends; OpAdopt brings the outer end of a card that is there.
+	// OpAttach makes a card under Policy and answers with its two ends; OpAdopt brings the outer end of a card that is there. OpPlan
+	// answers with what a card that the sandbox's driver makes has to be like.
 	OpAttach = "attach"
 	OpAdopt  = "adopt"
+	OpPlan   = "plan"
 	OpDetach = "detach"
 	OpPolicy = "policy"
 	OpList   = "list"
@@ -310,9 +313,22 @@ func (c *Client) Attach(ctx context.Context, id string, p Policy, from string) (
 	return *r.Card, files[0], files[1], nil
 }
 
-// Adopt has a gateway serve a card that is there, by its outer end, which the caller closes.
-func (c *Client) Adopt(ctx context.Context, id string, outside *os.File, p Policy) error {
-	_, _, err := c.call(ctx, &Request{Op: OpAdopt, ID: id, Policy: &p}, outside)
+// Plan returns what a card that the sandbox's driver makes has to be like.
+func (c *Client) Plan(ctx context.Context) (Card, error) {
+	r, _, err := c.call(ctx, &Request{Op: OpPlan})
+	if err == nil && r.Card == nil {
+		err = errors.New("the gateway does not say what a card is like")
+	}
+	if err != nil {
+		return Card{}, err
+	}
+	return *r.Card, nil
+}
+
+// Adopt has a gateway serve a card that is there, by its outer end, which the caller closes, in place of one that the sandbox had. With from,
+// names have the addresses they have for that sandbox.
+func (c *Client) Adopt(ctx context.Context, id string, outside *os.File, p Policy, from string) error {
+	_, _, err := c.call(ctx, &Request{Op: OpAdopt, ID: id, Policy: &p, From: from}, outside)
 	return err
 }
 
@@ -374,6 +390,15 @@ func (c *Client) Close() error {
 		return c.conn.Close()
 	}
 	return nil
+}
+
+// Retire ends the gateway of a directory, if there is one.
+func Retire(ctx context.Context, dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	c := &Client{p: companion.Process{Name: Name, Dir: dir, Log: slog.New(slog.DiscardHandler)}}
+	return c.Retire(ctx)
 }
 
 // Retire ends the gateway, and with it all flows, and closes the client.
