@@ -135,7 +135,7 @@ func TestCeilings(t *testing.T) {
 			if err != nil {
 				return
 			}
-			go io.Copy(c, c)
+			go func() { io.Copy(c, c); c.Close() }()
 		}
 	}()
 	in := l.sandbox("one", `

@@ -210,7 +210,7 @@ func TestReload(t *testing.T) {
 			if err != nil {
 				return
 			}
-			go io.Copy(c, c)
+			go func() { io.Copy(c, c); c.Close() }()
 		}
 	}()
 	in := l.sandbox("one", inspected+"  - {host: raw.lab, protocol: tcp, ports: [9000]}\n")
