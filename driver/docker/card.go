@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path"
 	"path/filepath"
@@ -57,17 +58,43 @@ func (p *plan) checkCard() error {
 }
 
 // noCards says why no container of an engine can have a card, "" when those can whose kernel is the host's.
-func (e *engine) noCards() string {
+func (e *engine) noCards(at endpoint) string {
 	switch {
 	case e.copies != "":
 		return "a card is made on the machine that the container runs on, and " + e.copies
 	case e.podman:
 		return "Podman's containers have none; use Docker's engine"
+	case at.hidden():
+		return "the engine's processes are not to be seen from here; run Warren in the process namespace of the engine's host"
 	}
 	if err := tun.Available(); err != nil {
 		return fmt.Sprintf("this machine makes no network devices (%v); `modprobe tun`", err)
 	}
 	return ""
+}
+
+// hidden says whether the process that listens on the engine's socket is in a process namespace that is not to be seen from here, so that containers
+// are not either.
+func (e *endpoint) hidden() bool {
+	name, ok := strings.CutPrefix(e.host, "unix://")
+	if !ok {
+		return false
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: name, Net: "unix"})
+	if err != nil {
+		return false // whoever asks next is told
+	}
+	defer c.Close()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	hidden := false
+	raw.Control(func(fd uintptr) {
+		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		hidden = err == nil && cred.Pid == 0
+	})
+	return hidden
 }
 
 // makeCard makes the network device of a container that has just been started, of which nobody can have asked anything yet. It has had no

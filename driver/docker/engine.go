@@ -88,7 +88,7 @@ func (d *Driver) askEngine(ctx context.Context) (*engine, error) {
 			e.copies = "the engine does not see this machine's directories"
 		}
 	}
-	e.noCard = e.noCards()
+	e.noCard = e.noCards(d.at)
 	e.judge()
 	d.mu.Lock()
 	d.engine = e

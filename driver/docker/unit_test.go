@@ -15,9 +15,11 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -514,5 +516,32 @@ func TestProcessOf(t *testing.T) {
 	}
 	if f, err := namespaceOf(&container.InspectResponse{ID: "", State: &container.State{Pid: os.Getpid()}}); err == nil {
 		t.Errorf("a container without an id: %v", f)
+	}
+}
+
+// TestHidden looks at sockets whose listener is in this process namespace, and in one that is not to be seen.
+func TestHidden(t *testing.T) {
+	const variable = "WARREN_TEST_HIDDEN"
+	if host := os.Getenv(variable); host != "" {
+		t.Logf("hidden: %v", (&endpoint{host: host}).hidden())
+		return
+	}
+	testenv.NeedsRoot(t)
+	name := filepath.Join(t.TempDir(), "seen")
+	l, err := net.Listen("unix", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for host, want := range map[string]bool{"unix://" + name: false, "unix://" + name + "-not": false, "tcp://127.0.0.1:1": false} {
+		if got := (&endpoint{host: host}).hidden(); got != want {
+			t.Errorf("%s is hidden: %v", host, got)
+		}
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestHidden$", "-test.v")
+	cmd.Env = append(os.Environ(), variable+"=unix://"+name)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "hidden: true") {
+		t.Errorf("from a process namespace of its own: %v\n%s", err, out)
 	}
 }

@@ -589,7 +589,7 @@ func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) 
 	case errors.Is(err, warren.ErrUnavailable):
 		e.log.Warn("a sandbox has no network for now", "sandbox", id, "error", err)
 	case e.lostCard(id):
-		e.log.Warn("a sandbox has no network: its card is lost; pause and resume it for a new one", "sandbox", id, "error", err)
+		e.log.Warn("a sandbox has no network: its card is lost; pause and resume it, or restart it, for a new one", "sandbox", id, "error", err)
 	}
 }
 
