@@ -44,6 +44,9 @@ test)
 	;;
 bench)
 	need bwrap bubblewrap
+	need ip iproute2
+	# What container engines bring along will do as well.
+	need iptables nftables
 	need runc runc
 	need node nodejs
 	need npm npm

@@ -47,7 +47,7 @@ func run(t *testing.T, f func(context.Context, bench.Options, *strings.Builder) 
 		t.Fatal(err)
 	}
 	t.Log(rows)
-	if len(rows) == 0 || rows["cold start"] < 3 && rows["files"] < 3 && rows["pause and resume"] != 2 {
+	if len(rows) == 0 || rows["cold start"] < 3 && rows["files"] < 3 && rows["pause and resume"] != 2 && rows["gateway"] < 20 {
 		t.Errorf("rows %v", rows)
 	}
 	for _, w := range want {
@@ -74,4 +74,10 @@ func TestState(t *testing.T) {
 		}
 		return bench.State(ctx, o, w)
 	}, "idle", "300 MB of memory", "on disk", "idle agent", "pause seen inside", "fork of 2", "running dev server", "create to first HTTP reply", "target:")
+}
+
+func TestGateway(t *testing.T) {
+	testenv.NeedsTool(t, "ip")
+	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error { return bench.Gateway(ctx, o, w) },
+		"native loopback", "veth pair", "passed through", "inspected", "one flow down, TLS", "idle connections", "10,000 rules", "target:")
 }
