@@ -75,9 +75,3 @@ func TestState(t *testing.T) {
 		return bench.State(ctx, o, w)
 	}, "idle", "300 MB of memory", "on disk", "idle agent", "pause seen inside", "fork of 2", "running dev server", "create to first HTTP reply", "target:")
 }
-
-func TestGateway(t *testing.T) {
-	testenv.NeedsTool(t, "ip")
-	run(t, func(ctx context.Context, o bench.Options, w *strings.Builder) error { return bench.Gateway(ctx, o, w) },
-		"native loopback", "veth pair", "passed through", "inspected", "one flow down, TLS", "idle connections", "10,000 rules", "target:")
-}
