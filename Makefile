@@ -53,7 +53,7 @@ check: ## formatting, vet, staticcheck, generated code, import rules, cross-buil
 	@script/check.sh $(GUEST_LIMIT) $(RUNTIME_LIMIT)
 
 .PHONY: bench
-bench: build ## create, exec and file speed beside what else runs here
+bench: build ## create, exec, file and network speed beside what else runs here
 	@script/setup.sh bench
 	@script/bench.sh
 

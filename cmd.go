@@ -605,7 +605,8 @@ func (c *Cmd) feed() {
 			c.send([]byte{4})
 			return
 		}
-		if readErr != io.EOF && !errors.Is(readErr, os.ErrClosed) {
+		// A pipe that was closed at the process's end is no failure: the reader of io.Pipe says so by an error of its own.
+		if readErr != io.EOF && !errors.Is(readErr, os.ErrClosed) && !errors.Is(readErr, io.ErrClosedPipe) {
 			c.mu.Lock()
 			c.inputErr = fmt.Errorf("read stdin: %w", readErr)
 			c.mu.Unlock()

@@ -190,6 +190,28 @@ func TestCmdPipes(t *testing.T) {
 	}
 }
 
+// TestCmdPipeLeftOpen has commands end whose input is open, and waits only when all of that is over: they have succeeded.
+func TestCmdPipeLeftOpen(t *testing.T) {
+	_, sb := newSandbox(t)
+	for range 10 {
+		cmd := sb.Command("true")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = io.WriteString(in, "x") // until the end is noticed
+		}
+		time.Sleep(10 * time.Millisecond)
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestCmdContext(t *testing.T) {
 	_, sb := newSandbox(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All benchmarks of this machine, with a private data directory: script/bench.sh [start|io|fleet]...
+# All benchmarks of this machine, with a private data directory: script/bench.sh [start|io|gateway|fleet]...
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/bin:$PATH"
@@ -15,7 +15,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-[ $# -gt 0 ] || set -- start io fleet
+[ $# -gt 0 ] || set -- start io gateway fleet
 for what in "$@"; do
 	warren bench "$what"
 done

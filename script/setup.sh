@@ -38,12 +38,20 @@ test)
 	need pgrep procps
 	need unshare util-linux
 	need xz xz-utils
+	# Clients that speak through the gateway.
+	need curl curl
+	need python3 python3
+	file /usr/lib/python3/dist-packages/pip python3-pip
+	need javac default-jdk-headless
 	# Their programs alone: the tests start engines of their own.
 	need dockerd docker.io
 	need podman podman
 	;;
 bench)
 	need bwrap bubblewrap
+	need ip iproute2
+	# What container engines bring along will do as well.
+	need iptables nftables
 	need runc runc
 	need node nodejs
 	need npm npm

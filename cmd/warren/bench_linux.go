@@ -4,7 +4,9 @@ import (
 	"context"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -18,12 +20,25 @@ func benchCommand(a *app) *cobra.Command {
   warren bench io
   warren bench state
   warren bench drivers
+  warren bench gateway
   warren bench fleet`,
 		benchPart(a, "start", "Create, first command, round trip, throughput and idle memory", bench.Start),
 		benchPart(a, "io", "Work with many files in a sandbox, as a ratio to the same work outside", bench.IO),
 		benchPart(a, "state", "Pause and resume, snapshot, fork and template, idle and with servers and files", bench.State),
 		benchDrivers(a),
+		benchPart(a, "gateway", "Connections and requests through the gateway, passed through and inspected, beside none", bench.Gateway),
+		benchGatewayClient(a),
 		benchFleet(a))
+}
+
+// benchGatewayClient is what bench gateway starts in sandboxes and beside them.
+func benchGatewayClient(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "gateway-client", Short: "Be the client of bench gateway", Hidden: true, Args: cobra.NoArgs,
+		Long:    "Be the client of bench gateway, which starts it and tells it what to do.",
+		Example: "  warren bench gateway",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return bench.GatewayClient(cmd.Context(), a.in, a.out) },
+	}
 }
 
 // benchDrivers takes the drivers from the command line besides.
@@ -71,7 +86,9 @@ func benchPart(a *app, name, short string, measure func(context.Context, bench.O
 		Example: "  warren bench " + name + "\n  warren bench " + name + " --rounds 50",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			ctx := cmd.Context()
+			// What was started is ended and removed also when it is broken off.
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
 			if opts.Program, err = os.Executable(); err != nil {
 				return err
 			}

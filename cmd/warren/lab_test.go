@@ -89,7 +89,7 @@ func startLab(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 		ts.Setenv(name, port)
 	}
-	cert, root := labCertificate(ts, "web.lab", "api.lab", "evil.lab")
+	cert, root := labCertificate(ts.Check, "web.lab", "api.lab", "evil.lab")
 	roots := filepath.Join(ts.Getenv("WARREN_HOME"), "lab-roots.pem")
 	ts.Check(os.WriteFile(roots, root, 0o644))
 	ts.Setenv("WARREN_GATEWAY_ROOTS", roots)
@@ -181,17 +181,17 @@ func scriptKillGateway(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // labCertificate makes a certificate for names, and returns that of who signed it.
-func labCertificate(ts *testscript.TestScript, names ...string) (tls.Certificate, []byte) {
+func labCertificate(check func(error), names ...string) (tls.Certificate, []byte) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	ts.Check(err)
+	check(err)
 	root := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "the lab"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
-	ts.Check(err)
+	check(err)
 	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), DNSNames: names, NotBefore: root.NotBefore, NotAfter: root.NotAfter}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, root, key.Public(), key)
-	ts.Check(err)
+	check(err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootDER})
 }

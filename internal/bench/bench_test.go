@@ -47,7 +47,7 @@ func run(t *testing.T, f func(context.Context, bench.Options, *strings.Builder) 
 		t.Fatal(err)
 	}
 	t.Log(rows)
-	if len(rows) == 0 || rows["cold start"] < 3 && rows["files"] < 3 && rows["pause and resume"] != 2 {
+	if len(rows) == 0 || rows["cold start"] < 3 && rows["files"] < 3 && rows["pause and resume"] != 2 && rows["gateway"] < 20 {
 		t.Errorf("rows %v", rows)
 	}
 	for _, w := range want {

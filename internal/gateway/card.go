@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -96,9 +95,9 @@ func newStack(fd int, kind endKind, gone func()) (*stack.Stack, stack.LinkEndpoi
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
-	// An old packet cannot turn up late on a pair of sockets, or a device that is read by one. What TIME_WAIT would cost: a stack without a listener takes no new
-	// connection from a port that is in it, so that one in some hundred of a busy sandbox's would stand still for a minute.
-	linger := tcpip.TCPTimeWaitTimeoutOption(time.Millisecond)
+	// An old packet cannot turn up late on a pair of sockets, or a device that is read by one. What TIME_WAIT would cost: a stack without a listener
+	// takes no new connection from a port that is in it, but drops or resets it, also when that lasts for a millisecond.
+	linger := tcpip.TCPTimeWaitTimeoutOption(0)
 	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &receive, &send, &linger} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fail("set an option", err)

@@ -311,26 +311,3 @@ func TestBrokenTwin(t *testing.T) {
 		t.Errorf("the gateway dialled %v", dialled)
 	}
 }
-
-func FuzzClientHello(f *testing.F) {
-	f.Add([]byte("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03"))
-	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
-	f.Add([]byte("\x80\x2e\x01\x00\x02"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		a, b := net.Pipe()
-		go func() {
-			a.Write(data)
-			a.Close()
-		}()
-		name, read, err := readHello(b)
-		b.Close()
-		if len(read) > len(data) || string(read) != string(data[:len(read)]) {
-			t.Errorf("%q was read of %q", read, data)
-		}
-		if err == nil {
-			if again, perr := policy.ParseHost(string(name)); perr != nil || again != name {
-				t.Errorf("the name %q is not canonical", name)
-			}
-		}
-	})
-}

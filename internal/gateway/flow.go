@@ -188,16 +188,18 @@ func (c *card) acceptTCP(r *tcp.ForwarderRequest) {
 			return
 		}
 		defer far.Close()
-		near, ok := accept(r)
-		if !ok {
+		near, err := accept(r)
+		if err != nil {
+			c.failed(f, err)
 			return
 		}
 		defer near.Close()
 		c.relay(f, near, far)
 		return
 	}
-	near, ok := accept(r)
-	if !ok {
+	near, err := accept(r)
+	if err != nil {
+		c.failed(f, err)
 		return
 	}
 	defer near.Close()
@@ -217,14 +219,14 @@ type conn struct {
 func (c *conn) abort() { c.once.Do(c.ep.Abort) }
 
 // accept answers a connection.
-func accept(r *tcp.ForwarderRequest) (*conn, bool) {
+func accept(r *tcp.ForwarderRequest) (*conn, error) {
 	var wq waiter.Queue
 	ep, err := r.CreateEndpoint(&wq)
 	r.Complete(err != nil)
 	if err != nil {
-		return nil, false
+		return nil, fmt.Errorf("the sandbox's side of the connection: %s", err)
 	}
-	return &conn{TCPConn: gonet.NewTCPConn(&wq, ep), ep: ep}, true
+	return &conn{TCPConn: gonet.NewTCPConn(&wq, ep), ep: ep}, nil
 }
 
 // listen hears what a connection is, and treats it as what it is.

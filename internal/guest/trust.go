@@ -95,6 +95,7 @@ func (s *Server) trustAuthority(text string) error {
 			return err
 		}
 	}
+	trustJava(cert)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settings.trust = map[string]string{"NODE_EXTRA_CA_CERTS": authorityFile}
