@@ -355,8 +355,12 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	previews, err := d.previews(eng)
+	if err != nil {
+		return err
+	}
 	srv, err := server.New(server.Options{
-		Engine: eng, Logger: d.log, Tracer: tracer, Registerer: registry,
+		Previews: previews, Engine: eng, Logger: d.log, Tracer: tracer, Registerer: registry,
 		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
 		AllowedHosts: d.cfg.Hosts, AllowedOrigins: d.cfg.Origins, HidePaths: []string{d.cfg.DataDir}, Version: versionString(),
 	})

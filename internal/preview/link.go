@@ -26,12 +26,6 @@ const (
 	tokenHeader = "X-Warren-Token"
 )
 
-// MaxLink and DefaultLink are how long a link works.
-const (
-	MaxLink     = 24 * time.Hour
-	DefaultLink = time.Hour
-)
-
 // The kinds of tokens. None is good as another.
 const (
 	linkKind   = "link"

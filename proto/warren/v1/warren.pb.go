@@ -3797,6 +3797,243 @@ func (x *WatchEventsResponse) GetEvent() *Event {
 	return nil
 }
 
+type PreviewPortRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Port  uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// How long the link works, up to 24 hours; unset means 1 hour.
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Public lets everybody in who reaches the server's previews; unset leaves it as it is.
+	Public *bool `protobuf:"varint,4,opt,name=public,proto3,oneof" json:"public,omitempty"`
+	// Keep_host tells the sandbox the preview's name in Host, instead of localhost and the port; unset leaves it as it is.
+	KeepHost *bool `protobuf:"varint,5,opt,name=keep_host,json=keepHost,proto3,oneof" json:"keep_host,omitempty"`
+	// Revoke ends what the links to all ports of the sandbox have opened so far, at once. A link that is returned is good.
+	Revoke bool `protobuf:"varint,6,opt,name=revoke,proto3" json:"revoke,omitempty"`
+	// No_link makes no link.
+	NoLink        bool `protobuf:"varint,7,opt,name=no_link,json=noLink,proto3" json:"no_link,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewPortRequest) Reset() {
+	*x = PreviewPortRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewPortRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewPortRequest) ProtoMessage() {}
+
+func (x *PreviewPortRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewPortRequest.ProtoReflect.Descriptor instead.
+func (*PreviewPortRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *PreviewPortRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PreviewPortRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PreviewPortRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *PreviewPortRequest) GetPublic() bool {
+	if x != nil && x.Public != nil {
+		return *x.Public
+	}
+	return false
+}
+
+func (x *PreviewPortRequest) GetKeepHost() bool {
+	if x != nil && x.KeepHost != nil {
+		return *x.KeepHost
+	}
+	return false
+}
+
+func (x *PreviewPortRequest) GetRevoke() bool {
+	if x != nil {
+		return x.Revoke
+	}
+	return false
+}
+
+func (x *PreviewPortRequest) GetNoLink() bool {
+	if x != nil {
+		return x.NoLink
+	}
+	return false
+}
+
+type PreviewPortResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Preview       *Preview               `protobuf:"bytes,1,opt,name=preview,proto3" json:"preview,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewPortResponse) Reset() {
+	*x = PreviewPortResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewPortResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewPortResponse) ProtoMessage() {}
+
+func (x *PreviewPortResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewPortResponse.ProtoReflect.Descriptor instead.
+func (*PreviewPortResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *PreviewPortResponse) GetPreview() *Preview {
+	if x != nil {
+		return x.Preview
+	}
+	return nil
+}
+
+// Preview is a port of a sandbox as browsers see it: an origin of its own.
+type Preview struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Port      uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Where it is; only who is let in sees anything.
+	Url string `protobuf:"bytes,3,opt,name=url,proto3" json:"url,omitempty"`
+	// The same with a token, which lets in until it expires; empty when none was made, and that of a public preview is its URL.
+	Link string `protobuf:"bytes,4,opt,name=link,proto3" json:"link,omitempty"`
+	// When the link expires; unset when there is none or it needs no token.
+	Expires       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
+	Public        bool                   `protobuf:"varint,6,opt,name=public,proto3" json:"public,omitempty"`
+	KeepHost      bool                   `protobuf:"varint,7,opt,name=keep_host,json=keepHost,proto3" json:"keep_host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Preview) Reset() {
+	*x = Preview{}
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Preview) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Preview) ProtoMessage() {}
+
+func (x *Preview) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Preview.ProtoReflect.Descriptor instead.
+func (*Preview) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *Preview) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Preview) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Preview) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Preview) GetLink() string {
+	if x != nil {
+		return x.Link
+	}
+	return ""
+}
+
+func (x *Preview) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *Preview) GetPublic() bool {
+	if x != nil {
+		return x.Public
+	}
+	return false
+}
+
+func (x *Preview) GetKeepHost() bool {
+	if x != nil {
+		return x.KeepHost
+	}
+	return false
+}
+
 type ListFlowsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only of this sandbox; needed by callers that do not own the server.
@@ -3809,7 +4046,7 @@ type ListFlowsRequest struct {
 
 func (x *ListFlowsRequest) Reset() {
 	*x = ListFlowsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3821,7 +4058,7 @@ func (x *ListFlowsRequest) String() string {
 func (*ListFlowsRequest) ProtoMessage() {}
 
 func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3834,7 +4071,7 @@ func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsRequest.ProtoReflect.Descriptor instead.
 func (*ListFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListFlowsRequest) GetId() string {
@@ -3863,7 +4100,7 @@ type ListFlowsResponse struct {
 
 func (x *ListFlowsResponse) Reset() {
 	*x = ListFlowsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +4112,7 @@ func (x *ListFlowsResponse) String() string {
 func (*ListFlowsResponse) ProtoMessage() {}
 
 func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +4125,7 @@ func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsResponse.ProtoReflect.Descriptor instead.
 func (*ListFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListFlowsResponse) GetFlows() []*Event {
@@ -3906,7 +4143,7 @@ type VerifyFlowsRequest struct {
 
 func (x *VerifyFlowsRequest) Reset() {
 	*x = VerifyFlowsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3918,7 +4155,7 @@ func (x *VerifyFlowsRequest) String() string {
 func (*VerifyFlowsRequest) ProtoMessage() {}
 
 func (x *VerifyFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3931,7 +4168,7 @@ func (x *VerifyFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyFlowsRequest.ProtoReflect.Descriptor instead.
 func (*VerifyFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
 }
 
 type VerifyFlowsResponse struct {
@@ -3948,7 +4185,7 @@ type VerifyFlowsResponse struct {
 
 func (x *VerifyFlowsResponse) Reset() {
 	*x = VerifyFlowsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3960,7 +4197,7 @@ func (x *VerifyFlowsResponse) String() string {
 func (*VerifyFlowsResponse) ProtoMessage() {}
 
 func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3973,7 +4210,7 @@ func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyFlowsResponse.ProtoReflect.Descriptor instead.
 func (*VerifyFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *VerifyFlowsResponse) GetRecords() int64 {
@@ -4022,7 +4259,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4034,7 +4271,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4047,7 +4284,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Event) GetSeq() int64 {
@@ -4131,7 +4368,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4380,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4393,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Workspace) GetId() string {
@@ -4261,7 +4498,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4510,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4523,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreateWorkspaceRequest) GetName() string {
@@ -4323,7 +4560,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4572,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4585,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CreateWorkspaceResponse) GetEvent() isCreateWorkspaceResponse_Event {
@@ -4403,7 +4640,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4415,7 +4652,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4428,7 +4665,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetWorkspaceRequest) GetId() string {
@@ -4454,7 +4691,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4703,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4716,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -4500,7 +4737,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4749,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4762,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListWorkspacesRequest) GetSize() bool {
@@ -4559,7 +4796,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4571,7 +4808,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4584,7 +4821,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -4611,7 +4848,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4860,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4873,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DeleteWorkspaceRequest) GetId() string {
@@ -4661,7 +4898,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4673,7 +4910,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4686,7 +4923,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
 }
 
 type CopyWorkspaceRequest struct {
@@ -4699,7 +4936,7 @@ type CopyWorkspaceRequest struct {
 
 func (x *CopyWorkspaceRequest) Reset() {
 	*x = CopyWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4948,7 @@ func (x *CopyWorkspaceRequest) String() string {
 func (*CopyWorkspaceRequest) ProtoMessage() {}
 
 func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4961,7 @@ func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CopyWorkspaceRequest) GetId() string {
@@ -4752,7 +4989,7 @@ type CopyWorkspaceResponse struct {
 
 func (x *CopyWorkspaceResponse) Reset() {
 	*x = CopyWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4764,7 +5001,7 @@ func (x *CopyWorkspaceResponse) String() string {
 func (*CopyWorkspaceResponse) ProtoMessage() {}
 
 func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4777,7 +5014,7 @@ func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CopyWorkspaceResponse) GetWorkspace() *Workspace {
@@ -4808,7 +5045,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +5057,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4833,7 +5070,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -4866,7 +5103,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +5115,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +5128,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -4916,7 +5153,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4928,7 +5165,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4941,7 +5178,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -4992,7 +5229,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5004,7 +5241,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5017,7 +5254,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -5062,7 +5299,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5074,7 +5311,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5087,7 +5324,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PushRequest) GetId() string {
@@ -5129,7 +5366,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5141,7 +5378,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5154,7 +5391,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -5187,7 +5424,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5199,7 +5436,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5212,7 +5449,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -5231,7 +5468,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5243,7 +5480,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5256,7 +5493,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -5281,7 +5518,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5293,7 +5530,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5306,7 +5543,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Repo) GetId() string {
@@ -5360,7 +5597,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5372,7 +5609,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5385,7 +5622,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -5408,7 +5645,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5657,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5670,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -5485,7 +5722,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5497,7 +5734,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5510,7 +5747,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
 }
 
 type ListReposResponse struct {
@@ -5522,7 +5759,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5534,7 +5771,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5547,7 +5784,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -5568,7 +5805,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5580,7 +5817,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5593,7 +5830,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -5618,7 +5855,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5630,7 +5867,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5643,7 +5880,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
 }
 
 type Image struct {
@@ -5664,7 +5901,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5676,7 +5913,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5689,7 +5926,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Image) GetName() string {
@@ -5770,7 +6007,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5782,7 +6019,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5795,7 +6032,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -5839,7 +6076,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +6088,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +6101,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -5919,7 +6156,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5931,7 +6168,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5944,7 +6181,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -5970,7 +6207,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5982,7 +6219,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5995,7 +6232,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -6019,7 +6256,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6031,7 +6268,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6044,7 +6281,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -6088,7 +6325,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6337,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6350,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -6165,7 +6402,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6177,7 +6414,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6190,7 +6427,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
 }
 
 type ListImagesResponse struct {
@@ -6202,7 +6439,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6214,7 +6451,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6227,7 +6464,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -6246,7 +6483,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6258,7 +6495,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6271,7 +6508,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -6290,7 +6527,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6302,7 +6539,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6315,7 +6552,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -6335,7 +6572,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6347,7 +6584,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6360,7 +6597,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -6385,7 +6622,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6397,7 +6634,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6410,7 +6647,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
 }
 
 type GetVersionRequest struct {
@@ -6421,7 +6658,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6433,7 +6670,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6446,7 +6683,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
 }
 
 type GetVersionResponse struct {
@@ -6464,7 +6701,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6476,7 +6713,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6489,7 +6726,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -6542,7 +6779,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6554,7 +6791,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6567,7 +6804,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
 }
 
 type DoctorResponse struct {
@@ -6579,7 +6816,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6591,7 +6828,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6604,7 +6841,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -6626,7 +6863,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6638,7 +6875,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6651,7 +6888,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -6685,7 +6922,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6697,7 +6934,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6710,7 +6947,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -6741,7 +6978,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6753,7 +6990,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6766,7 +7003,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Token) GetId() string {
@@ -6819,7 +7056,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6831,7 +7068,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6844,7 +7081,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
 }
 
 type ListTokensResponse struct {
@@ -6856,7 +7093,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6868,7 +7105,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6881,7 +7118,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -6900,7 +7137,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6912,7 +7149,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6925,7 +7162,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -6943,7 +7180,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6955,7 +7192,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6968,7 +7205,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
 }
 
 type Policy struct {
@@ -6986,7 +7223,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6998,7 +7235,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7011,7 +7248,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *Policy) GetName() string {
@@ -7050,7 +7287,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7062,7 +7299,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7075,7 +7312,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
 }
 
 type ListPoliciesResponse struct {
@@ -7087,7 +7324,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +7336,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +7349,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -7131,7 +7368,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7143,7 +7380,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7156,7 +7393,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *GetPolicyRequest) GetName() string {
@@ -7175,7 +7412,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7187,7 +7424,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7200,7 +7437,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -7221,7 +7458,7 @@ type CheckPolicyRequest struct {
 
 func (x *CheckPolicyRequest) Reset() {
 	*x = CheckPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7233,7 +7470,7 @@ func (x *CheckPolicyRequest) String() string {
 func (*CheckPolicyRequest) ProtoMessage() {}
 
 func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7246,7 +7483,7 @@ func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
 func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *CheckPolicyRequest) GetName() string {
@@ -7279,7 +7516,7 @@ type PolicyFinding struct {
 
 func (x *PolicyFinding) Reset() {
 	*x = PolicyFinding{}
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7291,7 +7528,7 @@ func (x *PolicyFinding) String() string {
 func (*PolicyFinding) ProtoMessage() {}
 
 func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7304,7 +7541,7 @@ func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
 func (*PolicyFinding) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *PolicyFinding) GetSeverity() string {
@@ -7353,7 +7590,7 @@ type CheckPolicyResponse struct {
 
 func (x *CheckPolicyResponse) Reset() {
 	*x = CheckPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7365,7 +7602,7 @@ func (x *CheckPolicyResponse) String() string {
 func (*CheckPolicyResponse) ProtoMessage() {}
 
 func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7378,7 +7615,7 @@ func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
 func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
@@ -7411,7 +7648,7 @@ type ExplainPolicyRequest struct {
 
 func (x *ExplainPolicyRequest) Reset() {
 	*x = ExplainPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7423,7 +7660,7 @@ func (x *ExplainPolicyRequest) String() string {
 func (*ExplainPolicyRequest) ProtoMessage() {}
 
 func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7436,7 +7673,7 @@ func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
@@ -7516,7 +7753,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7528,7 +7765,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7541,7 +7778,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *PolicyStep) GetRule() string {
@@ -7586,7 +7823,7 @@ type ExplainPolicyResponse struct {
 
 func (x *ExplainPolicyResponse) Reset() {
 	*x = ExplainPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7598,7 +7835,7 @@ func (x *ExplainPolicyResponse) String() string {
 func (*ExplainPolicyResponse) ProtoMessage() {}
 
 func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7611,7 +7848,7 @@ func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ExplainPolicyResponse) GetPolicy() string {
@@ -7663,7 +7900,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7675,7 +7912,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7688,7 +7925,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -8011,7 +8248,29 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x1b\n" +
 	"\tno_follow\x18\x03 \x01(\bR\bnoFollow\"=\n" +
 	"\x13WatchEventsResponse\x12&\n" +
-	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"8\n" +
+	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"\xee\x01\n" +
+	"\x12PreviewPortRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1b\n" +
+	"\x06public\x18\x04 \x01(\bH\x00R\x06public\x88\x01\x01\x12 \n" +
+	"\tkeep_host\x18\x05 \x01(\bH\x01R\bkeepHost\x88\x01\x01\x12\x16\n" +
+	"\x06revoke\x18\x06 \x01(\bR\x06revoke\x12\x17\n" +
+	"\ano_link\x18\a \x01(\bR\x06noLinkB\t\n" +
+	"\a_publicB\f\n" +
+	"\n" +
+	"_keep_host\"C\n" +
+	"\x13PreviewPortResponse\x12,\n" +
+	"\apreview\x18\x01 \x01(\v2\x12.warren.v1.PreviewR\apreview\"\xcd\x01\n" +
+	"\aPreview\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
+	"\x03url\x18\x03 \x01(\tR\x03url\x12\x12\n" +
+	"\x04link\x18\x04 \x01(\tR\x04link\x124\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x16\n" +
+	"\x06public\x18\x06 \x01(\bR\x06public\x12\x1b\n" +
+	"\tkeep_host\x18\a \x01(\bR\bkeepHost\"8\n" +
 	"\x10ListFlowsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\";\n" +
@@ -8289,7 +8548,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\fSnapshotKind\x12\x1d\n" +
 	"\x19SNAPSHOT_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14SNAPSHOT_KIND_MEMORY\x10\x01\x12\x17\n" +
-	"\x13SNAPSHOT_KIND_FILES\x10\x022\x80\t\n" +
+	"\x13SNAPSHOT_KIND_FILES\x10\x022\xce\t\n" +
 	"\x0eSandboxService\x12T\n" +
 	"\rCreateSandbox\x12\x1f.warren.v1.CreateSandboxRequest\x1a .warren.v1.CreateSandboxResponse0\x01\x12I\n" +
 	"\n" +
@@ -8305,7 +8564,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\bGetStats\x12\x1a.warren.v1.GetStatsRequest\x1a\x1b.warren.v1.GetStatsResponse\x12N\n" +
 	"\vWatchEvents\x12\x1d.warren.v1.WatchEventsRequest\x1a\x1e.warren.v1.WatchEventsResponse0\x01\x12H\n" +
 	"\tListFlows\x12\x1b.warren.v1.ListFlowsRequest\x1a\x1c.warren.v1.ListFlowsResponse0\x01\x12L\n" +
-	"\vVerifyFlows\x12\x1d.warren.v1.VerifyFlowsRequest\x1a\x1e.warren.v1.VerifyFlowsResponse2\xe3\x02\n" +
+	"\vVerifyFlows\x12\x1d.warren.v1.VerifyFlowsRequest\x1a\x1e.warren.v1.VerifyFlowsResponse\x12L\n" +
+	"\vPreviewPort\x12\x1d.warren.v1.PreviewPortRequest\x1a\x1e.warren.v1.PreviewPortResponse2\xe3\x02\n" +
 	"\x0fSnapshotService\x12W\n" +
 	"\x0eCreateSnapshot\x12 .warren.v1.CreateSnapshotRequest\x1a!.warren.v1.CreateSnapshotResponse0\x01\x12L\n" +
 	"\vGetSnapshot\x12\x1d.warren.v1.GetSnapshotRequest\x1a\x1e.warren.v1.GetSnapshotResponse\x12R\n" +
@@ -8366,7 +8626,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 132)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(IdleAction)(0),                 // 1: warren.v1.IdleAction
@@ -8425,288 +8685,296 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*GetStatsResponse)(nil),        // 54: warren.v1.GetStatsResponse
 	(*WatchEventsRequest)(nil),      // 55: warren.v1.WatchEventsRequest
 	(*WatchEventsResponse)(nil),     // 56: warren.v1.WatchEventsResponse
-	(*ListFlowsRequest)(nil),        // 57: warren.v1.ListFlowsRequest
-	(*ListFlowsResponse)(nil),       // 58: warren.v1.ListFlowsResponse
-	(*VerifyFlowsRequest)(nil),      // 59: warren.v1.VerifyFlowsRequest
-	(*VerifyFlowsResponse)(nil),     // 60: warren.v1.VerifyFlowsResponse
-	(*Event)(nil),                   // 61: warren.v1.Event
-	(*Workspace)(nil),               // 62: warren.v1.Workspace
-	(*CreateWorkspaceRequest)(nil),  // 63: warren.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil), // 64: warren.v1.CreateWorkspaceResponse
-	(*GetWorkspaceRequest)(nil),     // 65: warren.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),    // 66: warren.v1.GetWorkspaceResponse
-	(*ListWorkspacesRequest)(nil),   // 67: warren.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),  // 68: warren.v1.ListWorkspacesResponse
-	(*DeleteWorkspaceRequest)(nil),  // 69: warren.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 70: warren.v1.DeleteWorkspaceResponse
-	(*CopyWorkspaceRequest)(nil),    // 71: warren.v1.CopyWorkspaceRequest
-	(*CopyWorkspaceResponse)(nil),   // 72: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 73: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 74: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 75: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 76: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 77: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 78: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 79: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 80: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 81: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 82: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 83: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 84: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 85: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 86: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 87: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 88: warren.v1.Image
-	(*PullImageRequest)(nil),        // 89: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 90: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 91: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 92: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 93: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 94: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 95: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 96: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 97: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 98: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 99: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 100: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 101: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 102: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 103: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 104: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 105: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 106: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 107: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 108: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 109: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 110: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 111: warren.v1.DeleteTokenResponse
-	(*Policy)(nil),                  // 112: warren.v1.Policy
-	(*ListPoliciesRequest)(nil),     // 113: warren.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),    // 114: warren.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),        // 115: warren.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),       // 116: warren.v1.GetPolicyResponse
-	(*CheckPolicyRequest)(nil),      // 117: warren.v1.CheckPolicyRequest
-	(*PolicyFinding)(nil),           // 118: warren.v1.PolicyFinding
-	(*CheckPolicyResponse)(nil),     // 119: warren.v1.CheckPolicyResponse
-	(*ExplainPolicyRequest)(nil),    // 120: warren.v1.ExplainPolicyRequest
-	(*PolicyStep)(nil),              // 121: warren.v1.PolicyStep
-	(*ExplainPolicyResponse)(nil),   // 122: warren.v1.ExplainPolicyResponse
-	nil,                             // 123: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 124: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 125: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 126: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 127: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 128: warren.v1.ForkSandboxRequest.EnvEntry
-	nil,                             // 129: warren.v1.ForkSandboxRequest.LabelsEntry
-	nil,                             // 130: warren.v1.Event.FieldsEntry
-	nil,                             // 131: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 132: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 133: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 134: google.protobuf.Timestamp
+	(*PreviewPortRequest)(nil),      // 57: warren.v1.PreviewPortRequest
+	(*PreviewPortResponse)(nil),     // 58: warren.v1.PreviewPortResponse
+	(*Preview)(nil),                 // 59: warren.v1.Preview
+	(*ListFlowsRequest)(nil),        // 60: warren.v1.ListFlowsRequest
+	(*ListFlowsResponse)(nil),       // 61: warren.v1.ListFlowsResponse
+	(*VerifyFlowsRequest)(nil),      // 62: warren.v1.VerifyFlowsRequest
+	(*VerifyFlowsResponse)(nil),     // 63: warren.v1.VerifyFlowsResponse
+	(*Event)(nil),                   // 64: warren.v1.Event
+	(*Workspace)(nil),               // 65: warren.v1.Workspace
+	(*CreateWorkspaceRequest)(nil),  // 66: warren.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil), // 67: warren.v1.CreateWorkspaceResponse
+	(*GetWorkspaceRequest)(nil),     // 68: warren.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),    // 69: warren.v1.GetWorkspaceResponse
+	(*ListWorkspacesRequest)(nil),   // 70: warren.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),  // 71: warren.v1.ListWorkspacesResponse
+	(*DeleteWorkspaceRequest)(nil),  // 72: warren.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 73: warren.v1.DeleteWorkspaceResponse
+	(*CopyWorkspaceRequest)(nil),    // 74: warren.v1.CopyWorkspaceRequest
+	(*CopyWorkspaceResponse)(nil),   // 75: warren.v1.CopyWorkspaceResponse
+	(*DiffRequest)(nil),             // 76: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 77: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 78: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 79: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 80: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 81: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 82: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 83: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 84: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 85: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 86: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 87: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 88: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 89: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 90: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 91: warren.v1.Image
+	(*PullImageRequest)(nil),        // 92: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 93: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 94: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 95: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 96: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 97: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 98: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 99: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 100: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 101: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 102: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 103: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 104: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 105: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 106: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 107: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 108: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 109: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 110: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 111: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 112: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 113: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 114: warren.v1.DeleteTokenResponse
+	(*Policy)(nil),                  // 115: warren.v1.Policy
+	(*ListPoliciesRequest)(nil),     // 116: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 117: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 118: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 119: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 120: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 121: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 122: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 123: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 124: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 125: warren.v1.ExplainPolicyResponse
+	nil,                             // 126: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 127: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 128: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 129: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 130: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 131: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 132: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 133: warren.v1.Event.FieldsEntry
+	nil,                             // 134: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 135: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 136: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 137: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	123, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	126, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	124, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	133, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	133, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	125, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	127, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	136, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	136, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	128, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
-	134, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	133, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	133, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	137, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	136, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	136, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	134, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	134, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	134, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	137, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	137, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	137, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
 	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	126, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	129, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	127, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	133, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	133, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	130, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	136, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	136, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
 	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	128, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	129, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	133, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	133, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	131, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	132, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	136, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	136, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
 	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
 	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	133, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	136, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
 	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
 	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
 	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
 	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
 	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	134, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	133, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	137, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	136, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
 	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
 	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	133, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	134, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	134, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	133, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	136, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	137, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	137, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	136, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
 	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	133, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	134, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	61,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	61,  // 66: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
-	134, // 67: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	130, // 68: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	134, // 69: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	7,   // 70: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	12,  // 71: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	62,  // 72: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	62,  // 73: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	62,  // 74: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	62,  // 75: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	134, // 76: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	12,  // 77: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	81,  // 78: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	81,  // 79: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	134, // 80: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	131, // 81: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	12,  // 82: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	88,  // 83: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	88,  // 84: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	12,  // 85: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	88,  // 86: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	88,  // 87: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	88,  // 88: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	132, // 89: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	133, // 90: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	134, // 91: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	134, // 92: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	134, // 93: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	107, // 94: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	112, // 95: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	112, // 96: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	118, // 97: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	121, // 98: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 99: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 100: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 101: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 102: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 103: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 104: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 105: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 106: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 107: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 108: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 109: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 110: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	57,  // 111: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	59,  // 112: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	36,  // 113: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 114: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 115: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 116: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 117: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 118: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 119: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 120: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	63,  // 121: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	65,  // 122: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	67,  // 123: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	69,  // 124: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	71,  // 125: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	73,  // 126: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	75,  // 127: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	77,  // 128: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	79,  // 129: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	82,  // 130: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	84,  // 131: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	86,  // 132: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	89,  // 133: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	91,  // 134: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	93,  // 135: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	95,  // 136: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	97,  // 137: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	99,  // 138: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	113, // 139: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	115, // 140: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	117, // 141: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	120, // 142: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	101, // 143: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	103, // 144: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	105, // 145: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	108, // 146: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	110, // 147: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 148: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 149: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 150: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 151: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 152: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 153: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 154: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 155: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 156: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 157: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 158: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 159: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	58,  // 160: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	60,  // 161: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	37,  // 162: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 163: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 164: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 165: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 166: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 167: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 168: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 169: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	64,  // 170: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	66,  // 171: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	68,  // 172: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	70,  // 173: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	72,  // 174: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	74,  // 175: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	76,  // 176: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	78,  // 177: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	80,  // 178: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	83,  // 179: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	85,  // 180: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	87,  // 181: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	90,  // 182: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	92,  // 183: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	94,  // 184: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	96,  // 185: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	98,  // 186: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	100, // 187: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	114, // 188: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	116, // 189: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	119, // 190: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	122, // 191: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	102, // 192: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	104, // 193: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	106, // 194: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	109, // 195: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	111, // 196: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	148, // [148:197] is the sub-list for method output_type
-	99,  // [99:148] is the sub-list for method input_type
-	99,  // [99:99] is the sub-list for extension type_name
-	99,  // [99:99] is the sub-list for extension extendee
-	0,   // [0:99] is the sub-list for field type_name
+	136, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	137, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	64,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	136, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	59,  // 67: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
+	137, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	64,  // 69: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
+	137, // 70: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	133, // 71: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	137, // 72: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	7,   // 73: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	12,  // 74: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	65,  // 75: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	65,  // 76: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	65,  // 77: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	65,  // 78: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	137, // 79: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	12,  // 80: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	84,  // 81: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	84,  // 82: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	137, // 83: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	134, // 84: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	12,  // 85: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	91,  // 86: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	91,  // 87: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	12,  // 88: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	91,  // 89: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	91,  // 90: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	91,  // 91: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	135, // 92: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	136, // 93: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	137, // 94: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	137, // 95: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	137, // 96: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	110, // 97: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	115, // 98: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	115, // 99: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	121, // 100: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	124, // 101: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 102: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 103: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 104: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 105: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 106: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 107: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 108: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 109: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 110: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 111: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 112: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 113: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	60,  // 114: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	62,  // 115: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	57,  // 116: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
+	36,  // 117: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 118: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 119: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 120: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 121: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 122: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 123: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 124: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	66,  // 125: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	68,  // 126: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	70,  // 127: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	72,  // 128: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	74,  // 129: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	76,  // 130: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	78,  // 131: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	80,  // 132: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	82,  // 133: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	85,  // 134: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	87,  // 135: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	89,  // 136: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	92,  // 137: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	94,  // 138: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	96,  // 139: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	98,  // 140: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	100, // 141: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	102, // 142: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	116, // 143: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	118, // 144: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	120, // 145: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	123, // 146: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	104, // 147: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	106, // 148: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	108, // 149: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	111, // 150: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	113, // 151: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 152: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 153: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 154: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 155: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 156: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 157: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 158: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 159: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 160: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 161: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 162: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 163: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 164: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	63,  // 165: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 166: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 167: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 168: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 169: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 170: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 171: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 172: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 173: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 174: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	67,  // 175: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	69,  // 176: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	71,  // 177: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	73,  // 178: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	75,  // 179: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	77,  // 180: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	79,  // 181: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	81,  // 182: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	83,  // 183: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	86,  // 184: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	88,  // 185: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	90,  // 186: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	93,  // 187: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	95,  // 188: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	97,  // 189: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	99,  // 190: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	101, // 191: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	103, // 192: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	117, // 193: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	119, // 194: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	122, // 195: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	125, // 196: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	105, // 197: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	107, // 198: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	109, // 199: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	112, // 200: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	114, // 201: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	152, // [152:202] is the sub-list for method output_type
+	102, // [102:152] is the sub-list for method input_type
+	102, // [102:102] is the sub-list for extension type_name
+	102, // [102:102] is the sub-list for extension extendee
+	0,   // [0:102] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
@@ -8728,23 +8996,24 @@ func file_warren_v1_warren_proto_init() {
 		(*CreateSnapshotResponse_Progress)(nil),
 		(*CreateSnapshotResponse_Snapshot)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[60].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[53].OneofWrappers = []any{}
+	file_warren_v1_warren_proto_msgTypes[63].OneofWrappers = []any{
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[79].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[82].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[86].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[89].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[90].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[93].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[116].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[119].OneofWrappers = []any{
 		(*ExplainPolicyRequest_Sandbox)(nil),
 		(*ExplainPolicyRequest_Policy)(nil),
 		(*ExplainPolicyRequest_Source)(nil),
@@ -8755,7 +9024,7 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   129,
+			NumMessages:   132,
 			NumExtensions: 0,
 			NumServices:   8,
 		},
