@@ -273,7 +273,7 @@ func (s *Server) hold(r *http.Request, t target, g grant) (engine.Use, error) {
 	// What a page does by itself, open in some tab, does not undo a pause that somebody asked for; what it keeps open, no pause.
 	if background(r) {
 		ctx = engine.ComingBack(ctx)
-		if g.preview.State == engine.Paused && lasts(r) {
+		if g.preview.State == engine.Paused && (lasts(r) || knocks(r)) {
 			return nil, warren.ErrState
 		}
 	}
@@ -333,11 +333,20 @@ func lasts(r *http.Request) bool {
 	return upgrades(r) || strings.HasPrefix(r.Header.Get("Accept"), "text/event-stream")
 }
 
+// knocks says whether a page asks, again and again, for nothing but whether its server is back. Vite's does, and then loads itself.
+func knocks(r *http.Request) bool { return r.Header.Get("Accept") == "text/x-vite-ping" }
+
 // carry takes a request into the sandbox and the answer back.
 func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 	use, err := s.hold(r, t, g)
 	if err != nil {
-		s.refuse(w, r, s.explain(r, err), t)
+		p := s.explain(r, err)
+		if p == notRunning && background(r) {
+			// To the page this is a server that is not there. Any answer would tell some clients, such as Vite's, that it is back, and
+			// the page would load itself again.
+			panic(http.ErrAbortHandler)
+		}
+		s.refuse(w, r, p, t)
 		return
 	}
 	defer use.End()

@@ -1002,9 +1002,10 @@ func TestNobodyThere(t *testing.T) {
 	holds := r.holds
 	for _, background := range [][]string{
 		{"Accept: text/event-stream", "Sec-Fetch-Mode: cors"},
+		{"Accept: text/x-vite-ping", "Sec-Fetch-Mode: no-cors"},
 		{"Upgrade: websocket", "Connection: Upgrade", "Origin: " + strings.TrimSuffix(r.s.URL(boxA, 3000), "/")},
 	} {
-		page(503, "not-running", background...)
+		r.silence(background...)
 	}
 	if r.holds != holds {
 		t.Errorf("a tab has woken the sandbox")
@@ -1029,6 +1030,11 @@ func TestNobodyThere(t *testing.T) {
 			t.Errorf("page %s", body)
 		}
 	}
+	// A page that asks by itself gets no answer, which it could take for the server being back.
+	r.mu.Lock()
+	r.holdErr = warren.ErrState
+	r.mu.Unlock()
+	r.silence("Sec-Fetch-Mode: no-cors", "Sec-Fetch-Site: same-origin", "Accept: */*")
 	r.mu.Lock()
 	r.holdErr = nil
 	r.mu.Unlock()
@@ -1041,6 +1047,26 @@ func TestNobodyThere(t *testing.T) {
 	})
 	r.s.sweep(time.Time{})
 	page(502, "broken", "Accept: */*")
+}
+
+// silence makes a request with the cookie of port 3000, which is to get no answer at all.
+func (r *rig) silence(headers ...string) {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), "GET", r.s.URL(boxA, 3000), nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, h := range append(headers, "Cookie: "+r.cookie(boxA, 3000)) {
+		name, value, _ := strings.Cut(h, ": ")
+		req.Header.Add(name, value)
+	}
+	res, err := r.client().Do(req)
+	if err == nil {
+		res.Body.Close()
+		r.t.Errorf("the answer to %q is %s", headers, res.Status)
+	} else if !errors.Is(err, io.EOF) {
+		r.t.Errorf("%q: %v", headers, err)
+	}
 }
 
 // TestWaitEnds gives up on a sandbox that is never there.
