@@ -345,6 +345,13 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 		defer tcp.Close()
 	}
+	shown, err := d.listenPreviews()
+	if err != nil {
+		return err
+	}
+	for _, l := range shown {
+		defer l.Close()
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	tracer, err := d.tracer(ctx)
@@ -355,7 +362,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	previews, err := d.previews(eng)
+	previews, err := d.previews(eng, shown)
 	if err != nil {
 		return err
 	}

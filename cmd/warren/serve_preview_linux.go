@@ -24,8 +24,8 @@ import (
 // previewPort is where previews are if nobody says otherwise and nobody else is there.
 const previewPort = 7080
 
-// previews begins to show ports of sandboxes to browsers. It returns nil where that is turned off.
-func (d *daemon) previews(eng *engine.Engine) (server.Previews, error) {
+// listenPreviews listens for browsers, before anything else is begun. It returns nothing where previews are turned off.
+func (d *daemon) listenPreviews() ([]net.Listener, error) {
 	cfg := d.cfg.Preview
 	if cfg.Listen == "off" {
 		return nil, nil
@@ -34,31 +34,41 @@ func (d *daemon) previews(eng *engine.Engine) (server.Previews, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	key, err := secret.FileKey(filepath.Join(dir, "key"))
-	if err != nil {
-		return nil, err
-	}
-	signing, err := key.Derive("previews")
-	if err != nil {
-		return nil, err
-	}
 	if cfg.Cert != "" {
 		if err := fitsDomain(cfg.Cert, cfg.Key, cfg.Domain); err != nil {
 			return nil, err
 		}
 	}
 	opts := server.TCPOptions{CertFile: cfg.Cert, KeyFile: cfg.Key, Plaintext: cfg.Plaintext, Open: true}
-	var listeners []net.Listener
 	if cfg.Listen != "" {
 		l, err := server.ListenTCP(cfg.Listen, opts)
 		if err != nil {
 			return nil, fmt.Errorf("preview.listen: %w", err)
 		}
-		listeners = []net.Listener{l}
-	} else if listeners, err = listenAnywhere(filepath.Join(dir, "port"), opts); err != nil {
+		return []net.Listener{l}, nil
+	}
+	listeners, err := listenAnywhere(filepath.Join(dir, "port"), opts)
+	if err != nil {
 		// Nothing else needs them.
 		d.log.Warn("no previews", "err", err)
 		return nil, nil
+	}
+	return listeners, nil
+}
+
+// previews begins to show ports of sandboxes to browsers.
+func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener) (server.Previews, error) {
+	if len(listeners) == 0 {
+		return nil, nil
+	}
+	cfg := d.cfg.Preview
+	key, err := secret.FileKey(filepath.Join(d.cfg.DataDir, "preview", "key"))
+	if err != nil {
+		return nil, err
+	}
+	signing, err := key.Derive("previews")
+	if err != nil {
+		return nil, err
 	}
 	at := listeners[0].Addr().(*net.TCPAddr)
 	o := preview.Options{Engine: eng, Key: signing, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port}
@@ -71,7 +81,7 @@ func (d *daemon) previews(eng *engine.Engine) (server.Previews, error) {
 	}
 	for _, l := range listeners {
 		go func() {
-			if err := s.Serve(l); err != nil {
+			if err := s.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
 				d.log.Error("previews", "err", err)
 			}
 		}()
