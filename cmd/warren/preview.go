@@ -98,7 +98,7 @@ func (a *app) printPreview(p *warren.Preview) error {
 		return err
 	}
 	if p.Public {
-		a.notice("public: everybody in who reaches it; --private closes it")
+		a.notice("public: it lets in everybody who reaches it; --private closes it")
 	} else {
 		a.notice("private: this link lets in whoever has it until %s", p.Expires.Local().Format("2006-01-02 15:04"))
 	}

@@ -387,6 +387,7 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 				p.Out.Host = t.host
 			}
 			s.requestHeader(p.Out.Header, t, keep)
+			p.Out.Trailer = nil // headers that no list has seen
 		},
 		ModifyResponse: func(res *http.Response) error {
 			s.responseHeader(res.Header, t, keep)

@@ -1153,6 +1153,19 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// TestTrailers of requests do not go in: they are headers by another way.
+func TestTrailers(t *testing.T) {
+	r := newRig(t, nil)
+	r.publicPorts[3000] = true
+	r.listen(boxA, 3000, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		fmt.Fprintf(w, "%v", r.Trailer)
+	})
+	if _, got := r.raw("POST / HTTP/1.1\r\nHost: 3000-" + boxA + ".localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-Forwarded-For\r\nConnection: close\r\n\r\n1\r\nx\r\n0\r\nX-Forwarded-For: canary\r\n\r\n"); got != "map[]" {
+		t.Errorf("the sandbox sees %s", got)
+	}
+}
+
 // FuzzHost makes sure that a host which names a preview is written in one way.
 func FuzzHost(f *testing.F) {
 	for _, h := range []string{"3000-" + boxA + ".localhost", "3000-" + boxA + ".localhost:7080", "localhost", "[::1]:1", "1-x.localhost."} {
