@@ -50,7 +50,6 @@ type world struct {
 	holdErr      error
 	uses, dials  int
 	holds        int
-	comingBack   bool
 	publicPorts  map[uint16]bool
 	keepHostPort uint16
 }
