@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/engine"
+	"github.com/warren-sandbox/warren/internal/server"
 	"github.com/warren-sandbox/warren/internal/server/servertest"
 )
 
@@ -142,6 +145,10 @@ func TestBadInput(t *testing.T) {
 				return err
 			}
 			return nil
+		},
+		"Preview": func(c *warren.Client, id string) error {
+			_, err := c.Ref(id).Preview(ctx, 80, warren.PreviewOptions{NoLink: true})
+			return err
 		},
 		"Dial": func(c *warren.Client, id string) error { _, err := c.Ref(id).Dial(ctx, 80); return err },
 		"Search": func(c *warren.Client, id string) error {
@@ -434,6 +441,83 @@ func TestPorts(t *testing.T) {
 		}
 		if e.Port.Port == port && e.Closed {
 			break
+		}
+	}
+}
+
+// somewhere is where previews are.
+type somewhere struct{}
+
+func (somewhere) URL(id warren.SandboxID, port uint16) string {
+	return fmt.Sprintf("http://%d-%s.localhost/", port, id)
+}
+
+func (s somewhere) Link(p engine.Preview, ttl time.Duration) (string, time.Time) {
+	return s.URL(p.SandboxID, p.Port) + fmt.Sprintf("?epoch=%d&ttl=%s", p.Epoch, ttl), time.Unix(1e9, 0)
+}
+
+// TestPreview asks for links and changes previews, on a server that has them and on one that has not.
+func TestPreview(t *testing.T) {
+	ctx := t.Context()
+	yes, no := true, false
+	for _, has := range []bool{true, false} {
+		s := servertest.New(t, func(o *server.Options) {
+			if has {
+				o.Previews = somewhere{}
+			}
+		})
+		c, err := warren.Connect(ctx, warren.Options{URL: s.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		sb, err := c.Create(ctx, warren.Spec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		url := somewhere{}.URL(sb.ID, 3000)
+		for _, tt := range []struct {
+			o    warren.PreviewOptions
+			want warren.Preview
+		}{
+			{warren.PreviewOptions{}, warren.Preview{Link: url + "?epoch=0&ttl=1h0m0s"}},
+			{warren.PreviewOptions{Revoke: true, TTL: 24 * time.Hour, KeepHost: &yes}, warren.Preview{Link: url + "?epoch=1&ttl=24h0m0s", KeepHost: true}},
+			{warren.PreviewOptions{NoLink: true}, warren.Preview{KeepHost: true}},
+			{warren.PreviewOptions{Public: &yes}, warren.Preview{Link: url, KeepHost: true, Public: true}},
+			{warren.PreviewOptions{}, warren.Preview{Link: url, KeepHost: true, Public: true}},
+			{warren.PreviewOptions{Public: &no, KeepHost: &no}, warren.Preview{Link: url + "?epoch=1&ttl=1h0m0s"}},
+		} {
+			p, err := sb.Preview(ctx, 3000, tt.o)
+			if !has {
+				if !errors.Is(err, warren.ErrUnavailable) || !strings.Contains(err.Error(), "preview.listen") {
+					t.Errorf("%+v without previews: %v", tt.o, err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := tt.want
+			want.Sandbox, want.Port, want.URL = sb.ID, 3000, url
+			if want.Link != "" && !want.Public {
+				want.Expires = time.Unix(1e9, 0)
+			}
+			if !p.Expires.Equal(want.Expires) {
+				t.Errorf("%+v: expires %v, want %v", tt.o, p.Expires, want.Expires)
+			}
+			if p.Expires = want.Expires; *p != want {
+				t.Errorf("%+v:\n%+v, want\n%+v", tt.o, *p, want)
+			}
+		}
+		for _, ttl := range []time.Duration{-time.Second, time.Millisecond, 24*time.Hour + 1, 1 << 62} {
+			if _, err := sb.Preview(ctx, 3000, warren.PreviewOptions{TTL: ttl}); !errors.Is(err, warren.ErrInvalid) {
+				t.Errorf("ttl %v: %v", ttl, err)
+			}
+		}
+		for _, port := range []int{-1, 0, 22, warren.GuestPort, 65536, 1 << 40} {
+			if _, err := sb.Preview(ctx, port, warren.PreviewOptions{}); !errors.Is(err, warren.ErrInvalid) {
+				t.Errorf("port %d: %v", port, err)
+			}
 		}
 	}
 }

@@ -15,7 +15,7 @@ const completeTimeout = 2 * time.Second
 // completable are the verbs whose arguments are sandboxes, and how many of them; 0 means any number.
 var completable = map[string]int{
 	"exec": 1, "shell": 1, "inspect": 0, "update": 1, "rm": 0, "restart": 0, "logs": 1, "ps": 1, "kill": 1, "stats": 0, "events": 1, "search": 1,
-	"port-forward": 1, "diff": 1, "commit": 1, "push": 1, "patch": 1, "race": 1,
+	"port-forward": 1, "preview": 1, "ports": 1, "diff": 1, "commit": 1, "push": 1, "patch": 1, "race": 1,
 }
 
 // addCompletion completes names of sandboxes. A shell that asks starts no daemon.

@@ -122,7 +122,7 @@ An ID may be a name or any unique beginning of an id.`,
 		{groupSandbox, []func(*app) *cobra.Command{
 			runCommand, createCommand, execCommand, shellCommand, lsCommand, inspectCommand, updateCommand, rmCommand, restartCommand, pauseCommand, resumeCommand,
 			snapshotCommand, rollbackCommand, forkCommand, raceCommand, treeCommand, cpCommand,
-			logsCommand, psCommand, killCommand, statsCommand, eventsCommand, searchCommand, portForwardCommand,
+			logsCommand, psCommand, killCommand, statsCommand, eventsCommand, searchCommand, portsCommand, previewCommand, portForwardCommand,
 		}},
 		{groupResult, []func(*app) *cobra.Command{diffCommand, commitCommand, pushCommand, patchCommand}},
 		{groupDurable, []func(*app) *cobra.Command{imageCommand, templateCommand, policyCommand, secretCommand, repoCommand, workspaceCommand}},

@@ -346,6 +346,13 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 		defer tcp.Close()
 	}
+	shown, err := d.listenPreviews()
+	if err != nil {
+		return err
+	}
+	for _, l := range shown {
+		defer l.Close()
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	tracer, err := d.tracer(ctx)
@@ -356,13 +363,17 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	previews, err := d.previews(eng, shown)
+	if err != nil {
+		return err
+	}
 	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{}, d.log)
 	if err != nil {
 		return fmt.Errorf("the record of calls: %w", err)
 	}
 	d.onClose(calls.Close)
 	srv, err := server.New(server.Options{
-		Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
+		Previews: previews, Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
 		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
 		AllowedHosts: d.cfg.Hosts, AllowedOrigins: d.cfg.Origins, HidePaths: []string{d.cfg.DataDir}, Version: versionString(),
 	})

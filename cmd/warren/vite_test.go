@@ -64,26 +64,32 @@ func npmInstall(t *testing.T, name, version string) string {
 	return dir
 }
 
-// TestDevServer holds a Vite development server to its work through a pause and in forks: it serves, it has its files transformed by
-// its own process, and it sees what changes in its sandbox and only there.
-func TestDevServer(t *testing.T) {
-	modules := npmInstall(t, "vite", viteVersion)
-	app := t.TempDir()
+// startVite makes the sandbox s, in which Vite serves its project on port 5173.
+func (h *home) startVite(modules string) {
+	h.t.Helper()
+	app := h.t.TempDir()
 	for name, text := range viteProject {
 		name = filepath.Join(app, name)
 		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
+			h.t.Fatal(err)
 		}
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
+			h.t.Fatal(err)
 		}
 	}
-	h := newHome(t)
 	h.warren("create", "--name", "s", "--memory", "1GiB")
 	h.warren("cp", app, "s:/workspace/app")
 	h.warren("cp", filepath.Join(modules, "node_modules"), "s:/workspace/app/node_modules")
 	h.warren("exec", "-d", "-w", "/workspace/app", "--tag", "vite", "s", "--",
 		"node", "node_modules/vite/bin/vite.js", "--host", "127.0.0.1", "--port", "5173", "--strictPort")
+}
+
+// TestDevServer holds a Vite development server to its work through a pause and in forks: it serves, it has its files transformed by
+// its own process, and it sees what changes in its sandbox and only there.
+func TestDevServer(t *testing.T) {
+	modules := npmInstall(t, "vite", viteVersion)
+	h := newHome(t)
+	h.startVite(modules)
 
 	c, err := warren.Connect(t.Context(), warren.Options{URL: "unix://" + filepath.Join(h.dir, "warren.sock")})
 	if err != nil {

@@ -56,6 +56,8 @@ type Config struct {
 	Gateway Gateway
 	// Secrets says where their key is.
 	Secrets Secrets
+	// Preview says where ports of sandboxes are shown to browsers.
+	Preview Preview
 	// Snapshots says how memory images are written.
 	Snapshots Snapshots
 	// Pool is how many executions at most are kept ready.
@@ -88,6 +90,16 @@ type Gateway struct {
 type Secrets struct {
 	// Key is file:PATH, env:VARIABLE or kms:ID=COMMAND, see [secret.ParseSource]; empty means a file in the data directory.
 	Key string
+}
+
+// Preview says where ports of sandboxes are shown to browsers.
+type Preview struct {
+	// Listen is a TCP address; empty means a free port of loopback, the same each time if it can be, and off none.
+	Listen string
+	// Domain is what previews are named below; empty means localhost. Cert and Key are files in PEM form for *.Domain.
+	Domain, Cert, Key string
+	// Plaintext allows an address that other machines reach to be without TLS, for a proxy in front that has it.
+	Plaintext bool
 }
 
 // Snapshots says how memory images are written.
@@ -230,6 +242,18 @@ var settings = []setting{
 	text("gateway.resolver", "name server that the gateway asks, HOST:PORT (the host's)", func(c *Config) *string { return &c.Gateway.Resolver }),
 	text("gateway.roots", "file of certificates that inspected connections trust besides the host's", func(c *Config) *string { return &c.Gateway.Roots }),
 	text("secrets.key", "the key that secrets are sealed with: file:PATH, env:VARIABLE or kms:ID=COMMAND (a file in the data directory)", func(c *Config) *string { return &c.Secrets.Key }),
+	text("preview.listen", "TCP address of previews, or off (a port of 127.0.0.1: 7080 if it is free)", func(c *Config) *string { return &c.Preview.Listen }),
+	text("preview.domain", "previews are PORT-ID.DOMAIN (localhost); needs a certificate for *.DOMAIN", func(c *Config) *string { return &c.Preview.Domain }),
+	text("preview.cert", "certificate file of previews", func(c *Config) *string { return &c.Preview.Cert }),
+	text("preview.key", "key file of previews", func(c *Config) *string { return &c.Preview.Key }),
+	one("preview.plaintext", "true lets previews go without TLS, behind a proxy that has it", func(c *Config, v string) error {
+		b, err := strconv.ParseBool(v)
+		if err != nil {
+			return fmt.Errorf("%q: %w: want true or false", v, warren.ErrInvalid)
+		}
+		c.Preview.Plaintext = b
+		return nil
+	}),
 	text("snapshots.key", "file with the key, 64 hex digits, that memory images are encrypted with", func(c *Config) *string { return &c.Snapshots.Key }),
 	text("snapshots.compress", "compress memory images: always or never (up to 8MiB)", func(c *Config) *string { return &c.Snapshots.Compress }),
 	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 4, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
@@ -432,6 +456,9 @@ func (c *Config) validate() error {
 			return fmt.Errorf("secrets.key: %w: %w", err, warren.ErrInvalid)
 		}
 	}
+	if err := c.Preview.validate(); err != nil {
+		return err
+	}
 	if k := c.Snapshots.Key; k != "" && !filepath.IsAbs(k) {
 		return fmt.Errorf("snapshots.key %q: %w: want an absolute path: the server has another working directory than you", k, warren.ErrInvalid)
 	}
@@ -464,6 +491,50 @@ func (c *Config) validateListen() error {
 		return nil
 	}
 	return fmt.Errorf("listen %q: %w: an address that other machines reach needs TLS, or tokens could be read on the way; give --tls-cert and --tls-key, or listen on 127.0.0.1", c.Listen, warren.ErrInvalid)
+}
+
+// validate refuses what could not work, and what would send links and cookies over a network in the clear.
+func (p *Preview) validate() error {
+	if p.Listen == "off" {
+		return nil
+	}
+	bad := func(key, value, what string) error {
+		return fmt.Errorf("preview.%s %q: %w: %s", key, value, warren.ErrInvalid, what)
+	}
+	secure := p.Cert != "" || p.Key != ""
+	if secure && (p.Cert == "" || p.Key == "") {
+		return bad("cert", p.Cert, "a certificate and a key are needed together; set preview.cert and preview.key")
+	}
+	for _, f := range []struct{ key, file string }{{"cert", p.Cert}, {"key", p.Key}} {
+		if f.file != "" && !filepath.IsAbs(f.file) {
+			return bad(f.key, f.file, "want an absolute path: the server has another working directory than you")
+		}
+	}
+	if d := p.Domain; d != "" {
+		if len(d) > 200 || strings.Trim(d, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" || !strings.Contains(d, ".") || strings.Contains("."+d+".", "..") || strings.Contains("."+d+".", ".-") || strings.Contains("."+d+".", "-.") {
+			return bad("domain", d, "want a name in small letters, such as preview.example.com")
+		}
+		if _, err := netip.ParseAddr(d); err == nil {
+			return bad("domain", d, "want a name, below which each preview has one of its own")
+		}
+		if !secure && !p.Plaintext {
+			return bad("domain", d, "it needs a certificate for *."+d+"; set preview.cert and preview.key, or preview.plaintext behind a proxy that has one")
+		}
+	} else if secure {
+		return bad("cert", p.Cert, "a certificate is for a domain; set preview.domain")
+	}
+	if p.Listen == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(p.Listen)
+	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 {
+		return bad("listen", p.Listen, "want ADDRESS:PORT, such as 127.0.0.1:7080, or off")
+	}
+	ip := net.ParseIP(host)
+	if host == "localhost" || ip != nil && ip.IsLoopback() || secure || p.Plaintext {
+		return nil
+	}
+	return bad("listen", p.Listen, "an address that other machines reach needs TLS, or links could be read on the way; set preview.domain, preview.cert and preview.key, or listen on 127.0.0.1")
 }
 
 // DataDir returns the data directory: WARREN_HOME, else /var/lib/warren for root, else warren in the XDG data

@@ -121,6 +121,30 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
+// TestPreviewSettings refuses what would show links to a network, and what cannot work.
+func TestPreviewSettings(t *testing.T) {
+	for _, tt := range []struct{ text, want string }{
+		{"listen: off", ""}, {"listen: 127.0.0.1:7080", ""}, {"listen: '[::1]:80'", ""}, {"listen: localhost:7080", ""},
+		{"listen: 0.0.0.0:7080", "needs TLS"}, {"listen: ':7080'", "needs TLS"}, {"listen: 192.0.2.1:7080", "needs TLS"}, {"listen: '7080'", "want ADDRESS:PORT"},
+		{"listen: 127.0.0.1:0", "want ADDRESS:PORT"}, {"listen: 127.0.0.1:http", "want ADDRESS:PORT"}, {"listen: 127.0.0.1:99999", "want ADDRESS:PORT"},
+		{"plaintext: true, listen: 0.0.0.0:7080", ""}, {"plaintext: maybe", "want true or false"},
+		{"domain: p.example.com", "needs a certificate for *.p.example.com"}, {"domain: p.example.com, plaintext: true", ""},
+		{"domain: p.example.com, cert: /c, key: /k, listen: ':443'", ""}, {"domain: p.example.com, cert: /c", "needed together"}, {"cert: /c, key: /k", "set preview.domain"},
+		{"domain: p.example.com, cert: c, key: /k", "absolute path"}, {"domain: P.example.com, plaintext: true", "small letters"}, {"domain: localhost, plaintext: true", "want a name"},
+		{"domain: 192.0.2.1, plaintext: true", "want a name"}, {"domain: .example.com, plaintext: true", "want a name"}, {"domain: example.com., plaintext: true", "want a name"},
+		{"domain: -x.example.com, plaintext: true", "want a name"}, {"domain: '*.example.com', plaintext: true", "want a name"}, {"port: 1", "unknown key"},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "warren.yaml"), []byte("preview: {"+tt.text+"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(Source{DataDir: dir, Getenv: func(string) string { return "" }})
+		if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v; want %q", tt.text, err, tt.want)
+		}
+	}
+}
+
 func TestNamedFileMustExist(t *testing.T) {
 	if _, err := Load(Source{DataDir: t.TempDir(), File: "/nonexistent.yaml", Getenv: env(nil)}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)

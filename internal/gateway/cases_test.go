@@ -14,8 +14,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/warren-sandbox/warren/internal/policy"
 )
 
 // sendUDP sends a datagram to an address and waits for an answer.

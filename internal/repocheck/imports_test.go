@@ -75,6 +75,10 @@ var rules = []rule{
 		of: []string{"./internal/server"}, never: []string{"./internal/store/...", "./internal/image/...", "./internal/repo/...", "./internal/git/...", "./internal/workspace/...", "./driver/gvisor/...", "./driver/docker/...", "./driver/fake/...", "./cmd/..."},
 		why: "the server decodes, asks the engine and encodes; no layer is passed by",
 	},
+	{
+		of: []string{"./internal/preview"}, only: []string{".", "./internal/engine"},
+		why: "it stands between everybody and sandboxes: it knows the engine, and nothing of records, files or how it is configured",
+	},
 	{of: []string{"./internal/audit"}, only: []string{"golang.org/x/sys/..."}, why: "evidence stands on nothing of ours, so that nothing of ours can bend it"},
 	{of: []string{"./internal/secret"}, only: []string{"golang.org/x/sys/..."}, why: "few lines see a secret's value, and these import nothing of ours that could keep it"},
 	{of: []string{"./internal/secret/secrettest"}, only: []string{"./internal/secret"}, why: "it looks for secrets in all the rest and is no part of it"},

@@ -430,3 +430,36 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+// TestDerive makes sure that derived keys last, differ by purpose and by key, and are not the key.
+func TestDerive(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	seen := map[string]string{}
+	for _, name := range []string{path, path + "2"} {
+		for _, purpose := range []string{"previews", "other", ""} {
+			var first []byte
+			for range 2 {
+				k, err := FileKey(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := k.Derive(purpose)
+				if err != nil || len(got) != 32 || bytes.Equal(got, k.master) || first != nil && !bytes.Equal(got, first) {
+					t.Fatalf("%x, %v; before %x", got, err, first)
+				}
+				first = got
+			}
+			if other := seen[string(first)]; other != "" {
+				t.Errorf("%s and %s for %q have one key", other, name, purpose)
+			}
+			seen[string(first)] = name + purpose
+		}
+	}
+	k, err := KMS{Command: "/bin/true", ID: "x"}.Key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Derive("previews"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("of a KMS: %v", err)
+	}
+}

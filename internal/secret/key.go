@@ -54,6 +54,15 @@ func newKey(master []byte) (*Key, error) {
 	return &Key{id: hex.EncodeToString(id), master: master}, nil
 }
 
+// Derive returns 32 bytes for a purpose of the caller's, such as a key for signing. They tell nothing about the key, nor about those for
+// other purposes. The key of a KMS does not leave it, so it has none.
+func (k *Key) Derive(purpose string) ([]byte, error) {
+	if k.kms != nil {
+		return nil, fmt.Errorf("key %s is a KMS's, from which no other is derived: %w", k.id, errors.ErrUnsupported)
+	}
+	return hkdf.Key(sha256.New, k.master, nil, "warren derived key v1 "+purpose, keySize)
+}
+
 // parseKey reads 64 hex digits, or base64 of 32 bytes in either alphabet, padded or not.
 func parseKey(text string) (*Key, error) {
 	text = strings.TrimSpace(text)

@@ -53,6 +53,7 @@ type sandboxes interface {
 	Stats(ctx context.Context, c engine.Caller, ref string) (*engine.Stats, error)
 	Watch(ctx context.Context, c engine.Caller, r engine.WatchRequest, yield func(*engine.Event) error) error
 	Resolve(c engine.Caller, ref string) (warren.SandboxID, error)
+	SetPreview(ctx context.Context, c engine.Caller, r engine.PreviewRequest) (*engine.Preview, error)
 
 	// Hold begins a use of a sandbox, which keeps it from its idle timeout until it has ended. A connection of
 	// Dial is a use; one of DialPooled is none, and serves requests that hold the sandbox themselves.

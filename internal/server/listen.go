@@ -54,6 +54,8 @@ type TCPOptions struct {
 	// MaxConns is how many connections may be open, and MaxPending how many of one address on which no token has been shown yet.
 	// Those beyond are closed at once. 0 means a quarter and a 32nd of the files that the process may have open.
 	MaxConns, MaxPending int
+	// Open is for those who need not show a token: MaxPending does not count.
+	Open bool
 }
 
 // ListenTCP listens on host:port. Who connects before the server serves waits.
@@ -89,6 +91,9 @@ func ListenTCP(address string, o TCPOptions) (net.Listener, error) {
 	}
 	if o.MaxPending > 0 {
 		limits.perSource = o.MaxPending
+	}
+	if o.Open {
+		limits.perSource = 0
 	}
 	l = newGate(l, limits)
 	if config != nil {

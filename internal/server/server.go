@@ -39,6 +39,8 @@ type Options struct {
 	Tracer trace.Tracer
 	// Registerer takes the server's own metrics; nil counts nothing.
 	Registerer prometheus.Registerer
+	// Previews makes the links to previews; nil means that there are none.
+	Previews Previews
 	// Metrics answers /metrics, which only the operator may read; nil answers 404.
 	Metrics http.Handler
 	// AllowedHosts are names, without port, under which the server may be addressed besides localhost and its own

@@ -49,6 +49,8 @@ type Sandbox struct {
 	IdleAction   string
 	NoAutoResume bool
 	PauseReason  string
+	// Previews is written by [Tx.SetPreviews] alone, and never changed in place.
+	Previews *Previews
 	// Damaged tells what of the row could not be read.
 	Damaged string
 }
@@ -58,6 +60,20 @@ type Failure struct {
 	Reason  string    `json:"reason"`
 	Message string    `json:"message,omitempty"`
 	Time    time.Time `json:"time"`
+}
+
+// Previews say how the ports of a sandbox may be looked at from outside.
+type Previews struct {
+	// Epoch is counted up to make the links that were given out invalid.
+	Epoch uint64 `json:"epoch,omitempty"`
+	// Ports are those that differ from a port of which nothing was said.
+	Ports map[uint16]PortPreview `json:"ports,omitempty"`
+}
+
+// PortPreview is one port of [Previews].
+type PortPreview struct {
+	Public   bool `json:"public,omitempty"`
+	KeepHost bool `json:"keep_host,omitempty"`
 }
 
 // Milestone is one step of a create.
@@ -229,6 +245,12 @@ func (t *Tx) RenameSandbox(id warren.SandboxID, name string) error {
 	return one(r, err, "sandbox", id)
 }
 
+// SetPreviews stores how the ports of a sandbox may be looked at.
+func (t *Tx) SetPreviews(id warren.SandboxID, p *Previews) error {
+	r, err := t.exec(`UPDATE sandboxes SET previews=? WHERE id=?`, jsonOrNull(p, p == nil), string(id))
+	return one(r, err, "sandbox", id)
+}
+
 // SetTiming stores the milestones of a sandbox.
 func (t *Tx) SetTiming(id warren.SandboxID, timing []Milestone) error {
 	r, err := t.exec(`UPDATE sandboxes SET timing=? WHERE id=?`, jsonOrNull(timing, len(timing) == 0), string(id))
@@ -363,7 +385,7 @@ func (s *Store) readError(err error) error {
 func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 	rows, err := s.reader.QueryContext(ctx, `SELECT num, id, coalesce(name,''), owner, state, generation, driver, image, image_digest, workspace_id,
 		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, coalesce(labels,''), coalesce(failure,''),
-		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason
+		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason, coalesce(previews,'')
 		FROM sandboxes ORDER BY num`)
 	if err != nil {
 		return nil, s.readError(err)
@@ -372,11 +394,11 @@ func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 	var all []*Sandbox
 	for rows.Next() {
 		sb := &Sandbox{}
-		var id, ws, labels, failure string
+		var id, ws, labels, failure, previews string
 		var created, active, idle int64
 		if err := rows.Scan(&sb.Num, &id, &sb.Name, &sb.Owner, &sb.State, &sb.Generation, &sb.Driver, &sb.Image, &sb.ImageDigest, &ws,
 			&sb.CPUMillis, &sb.Memory, &sb.Disk, &sb.PIDs, &created, &active, &sb.Expires, &idle, &sb.Restart, &sb.DropWorkspace, &sb.AccessToken, &labels, &failure,
-			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason); err != nil {
+			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason, &previews); err != nil {
 			if id == "" {
 				return nil, s.readError(err)
 			}
@@ -392,6 +414,11 @@ func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 		if failure != "" {
 			if err := json.Unmarshal([]byte(failure), &sb.Failure); err != nil {
 				sb.Damaged = "failure: " + err.Error()
+			}
+		}
+		if previews != "" {
+			if err := json.Unmarshal([]byte(previews), &sb.Previews); err != nil {
+				sb.Damaged = "previews: " + err.Error()
 			}
 		}
 		all = append(all, sb)

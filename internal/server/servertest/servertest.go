@@ -139,10 +139,12 @@ type Engine struct {
 	repos  map[string]*engine.Repo
 	tokens map[string]engine.Token // by value
 	events []*engine.Event
-	change chan struct{}
-	conns  map[net.Conn]warren.SandboxID
-	held   map[warren.SandboxID]int
-	silent map[warren.SandboxID]bool
+	// previews by sandbox and port.
+	previews map[string]engine.Preview
+	change   chan struct{}
+	conns    map[net.Conn]warren.SandboxID
+	held     map[warren.SandboxID]int
+	silent   map[warren.SandboxID]bool
 	// Dials counts connections into sandboxes.
 	Dials int
 }

@@ -3797,6 +3797,243 @@ func (x *WatchEventsResponse) GetEvent() *Event {
 	return nil
 }
 
+type PreviewPortRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Port  uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// How long the link works, up to 24 hours; unset means 1 hour.
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Public lets everybody in who reaches the server's previews; unset leaves it as it is.
+	Public *bool `protobuf:"varint,4,opt,name=public,proto3,oneof" json:"public,omitempty"`
+	// Keep_host tells the sandbox the preview's name in Host, instead of localhost and the port; unset leaves it as it is.
+	KeepHost *bool `protobuf:"varint,5,opt,name=keep_host,json=keepHost,proto3,oneof" json:"keep_host,omitempty"`
+	// Revoke ends what the links to all ports of the sandbox have opened so far, at once. A link that is returned is good.
+	Revoke bool `protobuf:"varint,6,opt,name=revoke,proto3" json:"revoke,omitempty"`
+	// No_link makes no link.
+	NoLink        bool `protobuf:"varint,7,opt,name=no_link,json=noLink,proto3" json:"no_link,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewPortRequest) Reset() {
+	*x = PreviewPortRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewPortRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewPortRequest) ProtoMessage() {}
+
+func (x *PreviewPortRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewPortRequest.ProtoReflect.Descriptor instead.
+func (*PreviewPortRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *PreviewPortRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PreviewPortRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PreviewPortRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *PreviewPortRequest) GetPublic() bool {
+	if x != nil && x.Public != nil {
+		return *x.Public
+	}
+	return false
+}
+
+func (x *PreviewPortRequest) GetKeepHost() bool {
+	if x != nil && x.KeepHost != nil {
+		return *x.KeepHost
+	}
+	return false
+}
+
+func (x *PreviewPortRequest) GetRevoke() bool {
+	if x != nil {
+		return x.Revoke
+	}
+	return false
+}
+
+func (x *PreviewPortRequest) GetNoLink() bool {
+	if x != nil {
+		return x.NoLink
+	}
+	return false
+}
+
+type PreviewPortResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Preview       *Preview               `protobuf:"bytes,1,opt,name=preview,proto3" json:"preview,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewPortResponse) Reset() {
+	*x = PreviewPortResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewPortResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewPortResponse) ProtoMessage() {}
+
+func (x *PreviewPortResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewPortResponse.ProtoReflect.Descriptor instead.
+func (*PreviewPortResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *PreviewPortResponse) GetPreview() *Preview {
+	if x != nil {
+		return x.Preview
+	}
+	return nil
+}
+
+// Preview is a port of a sandbox as browsers see it: an origin of its own.
+type Preview struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Port      uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Where it is; only who is let in sees anything.
+	Url string `protobuf:"bytes,3,opt,name=url,proto3" json:"url,omitempty"`
+	// The same with a token, which lets in until it expires; empty when none was made, and that of a public preview is its URL.
+	Link string `protobuf:"bytes,4,opt,name=link,proto3" json:"link,omitempty"`
+	// When the link expires; unset when there is none or it needs no token.
+	Expires       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
+	Public        bool                   `protobuf:"varint,6,opt,name=public,proto3" json:"public,omitempty"`
+	KeepHost      bool                   `protobuf:"varint,7,opt,name=keep_host,json=keepHost,proto3" json:"keep_host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Preview) Reset() {
+	*x = Preview{}
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Preview) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Preview) ProtoMessage() {}
+
+func (x *Preview) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Preview.ProtoReflect.Descriptor instead.
+func (*Preview) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *Preview) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Preview) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Preview) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Preview) GetLink() string {
+	if x != nil {
+		return x.Link
+	}
+	return ""
+}
+
+func (x *Preview) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *Preview) GetPublic() bool {
+	if x != nil {
+		return x.Public
+	}
+	return false
+}
+
+func (x *Preview) GetKeepHost() bool {
+	if x != nil {
+		return x.KeepHost
+	}
+	return false
+}
+
 type ListFlowsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only of this sandbox; needed by callers that do not own the server.
@@ -3813,7 +4050,7 @@ type ListFlowsRequest struct {
 
 func (x *ListFlowsRequest) Reset() {
 	*x = ListFlowsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3825,7 +4062,7 @@ func (x *ListFlowsRequest) String() string {
 func (*ListFlowsRequest) ProtoMessage() {}
 
 func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[53]
+	mi := &file_warren_v1_warren_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3838,7 +4075,7 @@ func (x *ListFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsRequest.ProtoReflect.Descriptor instead.
 func (*ListFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{53}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListFlowsRequest) GetId() string {
@@ -3874,7 +4111,7 @@ type ListFlowsResponse struct {
 
 func (x *ListFlowsResponse) Reset() {
 	*x = ListFlowsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +4123,7 @@ func (x *ListFlowsResponse) String() string {
 func (*ListFlowsResponse) ProtoMessage() {}
 
 func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[54]
+	mi := &file_warren_v1_warren_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4136,7 @@ func (x *ListFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFlowsResponse.ProtoReflect.Descriptor instead.
 func (*ListFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{54}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListFlowsResponse) GetFlows() []*Event {
@@ -3919,7 +4156,7 @@ type VerifyFlowsRequest struct {
 
 func (x *VerifyFlowsRequest) Reset() {
 	*x = VerifyFlowsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4168,7 @@ func (x *VerifyFlowsRequest) String() string {
 func (*VerifyFlowsRequest) ProtoMessage() {}
 
 func (x *VerifyFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[55]
+	mi := &file_warren_v1_warren_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4181,7 @@ func (x *VerifyFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyFlowsRequest.ProtoReflect.Descriptor instead.
 func (*VerifyFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{55}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VerifyFlowsRequest) GetCalls() bool {
@@ -3968,7 +4205,7 @@ type VerifyFlowsResponse struct {
 
 func (x *VerifyFlowsResponse) Reset() {
 	*x = VerifyFlowsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3980,7 +4217,7 @@ func (x *VerifyFlowsResponse) String() string {
 func (*VerifyFlowsResponse) ProtoMessage() {}
 
 func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[56]
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3993,7 +4230,7 @@ func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyFlowsResponse.ProtoReflect.Descriptor instead.
 func (*VerifyFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{56}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *VerifyFlowsResponse) GetRecords() int64 {
@@ -4042,7 +4279,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4054,7 +4291,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[57]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4067,7 +4304,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{57}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Event) GetSeq() int64 {
@@ -4151,7 +4388,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4400,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[58]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4413,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{58}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Workspace) GetId() string {
@@ -4281,7 +4518,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4293,7 +4530,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4306,7 +4543,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreateWorkspaceRequest) GetName() string {
@@ -4343,7 +4580,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4592,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4605,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CreateWorkspaceResponse) GetEvent() isCreateWorkspaceResponse_Event {
@@ -4423,7 +4660,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4672,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4685,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetWorkspaceRequest) GetId() string {
@@ -4474,7 +4711,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4486,7 +4723,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4499,7 +4736,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -4520,7 +4757,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4532,7 +4769,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4545,7 +4782,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListWorkspacesRequest) GetSize() bool {
@@ -4579,7 +4816,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4591,7 +4828,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4604,7 +4841,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -4631,7 +4868,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4643,7 +4880,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4656,7 +4893,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DeleteWorkspaceRequest) GetId() string {
@@ -4681,7 +4918,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +4930,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +4943,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
 }
 
 type CopyWorkspaceRequest struct {
@@ -4719,7 +4956,7 @@ type CopyWorkspaceRequest struct {
 
 func (x *CopyWorkspaceRequest) Reset() {
 	*x = CopyWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4731,7 +4968,7 @@ func (x *CopyWorkspaceRequest) String() string {
 func (*CopyWorkspaceRequest) ProtoMessage() {}
 
 func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4744,7 +4981,7 @@ func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CopyWorkspaceRequest) GetId() string {
@@ -4772,7 +5009,7 @@ type CopyWorkspaceResponse struct {
 
 func (x *CopyWorkspaceResponse) Reset() {
 	*x = CopyWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4784,7 +5021,7 @@ func (x *CopyWorkspaceResponse) String() string {
 func (*CopyWorkspaceResponse) ProtoMessage() {}
 
 func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4797,7 +5034,7 @@ func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CopyWorkspaceResponse) GetWorkspace() *Workspace {
@@ -4828,7 +5065,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +5077,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +5090,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -4886,7 +5123,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5135,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5148,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -4936,7 +5173,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4948,7 +5185,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4961,7 +5198,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -5012,7 +5249,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5024,7 +5261,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5037,7 +5274,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -5082,7 +5319,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5331,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5344,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PushRequest) GetId() string {
@@ -5149,7 +5386,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5161,7 +5398,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5174,7 +5411,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -5207,7 +5444,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5219,7 +5456,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5232,7 +5469,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -5251,7 +5488,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5500,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5513,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -5301,7 +5538,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5550,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5563,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Repo) GetId() string {
@@ -5380,7 +5617,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5629,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5642,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -5428,7 +5665,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5440,7 +5677,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5453,7 +5690,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -5505,7 +5742,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5754,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5767,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
 }
 
 type ListReposResponse struct {
@@ -5542,7 +5779,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5791,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5804,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -5588,7 +5825,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5600,7 +5837,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5613,7 +5850,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -5638,7 +5875,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5650,7 +5887,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5663,7 +5900,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
 }
 
 type Image struct {
@@ -5684,7 +5921,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5696,7 +5933,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5709,7 +5946,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Image) GetName() string {
@@ -5790,7 +6027,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5802,7 +6039,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5815,7 +6052,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -5859,7 +6096,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5871,7 +6108,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5884,7 +6121,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -5939,7 +6176,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5951,7 +6188,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5964,7 +6201,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -5990,7 +6227,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6002,7 +6239,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6015,7 +6252,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -6039,7 +6276,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6051,7 +6288,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6064,7 +6301,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -6108,7 +6345,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6120,7 +6357,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6133,7 +6370,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -6185,7 +6422,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6197,7 +6434,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6210,7 +6447,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
 }
 
 type ListImagesResponse struct {
@@ -6222,7 +6459,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6234,7 +6471,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6247,7 +6484,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -6266,7 +6503,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6278,7 +6515,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6291,7 +6528,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -6310,7 +6547,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6322,7 +6559,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6335,7 +6572,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -6355,7 +6592,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6367,7 +6604,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6380,7 +6617,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -6405,7 +6642,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6417,7 +6654,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6430,7 +6667,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
 }
 
 type GetVersionRequest struct {
@@ -6441,7 +6678,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6453,7 +6690,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6466,7 +6703,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
 }
 
 type GetVersionResponse struct {
@@ -6484,7 +6721,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6496,7 +6733,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6509,7 +6746,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -6562,7 +6799,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6574,7 +6811,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6587,7 +6824,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
 }
 
 type DoctorResponse struct {
@@ -6599,7 +6836,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6611,7 +6848,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6624,7 +6861,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -6646,7 +6883,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6658,7 +6895,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6671,7 +6908,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -6705,7 +6942,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6717,7 +6954,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6730,7 +6967,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -6761,7 +6998,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6773,7 +7010,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6786,7 +7023,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Token) GetId() string {
@@ -6839,7 +7076,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6851,7 +7088,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6864,7 +7101,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
 }
 
 type ListTokensResponse struct {
@@ -6876,7 +7113,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6888,7 +7125,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6901,7 +7138,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -6920,7 +7157,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6932,7 +7169,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6945,7 +7182,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -6963,7 +7200,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6975,7 +7212,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6988,7 +7225,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
 }
 
 type Policy struct {
@@ -7006,7 +7243,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7018,7 +7255,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7031,7 +7268,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *Policy) GetName() string {
@@ -7078,7 +7315,7 @@ type Secret struct {
 
 func (x *Secret) Reset() {
 	*x = Secret{}
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7090,7 +7327,7 @@ func (x *Secret) String() string {
 func (*Secret) ProtoMessage() {}
 
 func (x *Secret) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7103,7 +7340,7 @@ func (x *Secret) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secret.ProtoReflect.Descriptor instead.
 func (*Secret) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Secret) GetName() string {
@@ -7153,7 +7390,7 @@ type SetSecretRequest struct {
 
 func (x *SetSecretRequest) Reset() {
 	*x = SetSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7165,7 +7402,7 @@ func (x *SetSecretRequest) String() string {
 func (*SetSecretRequest) ProtoMessage() {}
 
 func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7178,7 +7415,7 @@ func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretRequest.ProtoReflect.Descriptor instead.
 func (*SetSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *SetSecretRequest) GetName() string {
@@ -7204,7 +7441,7 @@ type SetSecretResponse struct {
 
 func (x *SetSecretResponse) Reset() {
 	*x = SetSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7216,7 +7453,7 @@ func (x *SetSecretResponse) String() string {
 func (*SetSecretResponse) ProtoMessage() {}
 
 func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7229,7 +7466,7 @@ func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretResponse.ProtoReflect.Descriptor instead.
 func (*SetSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetSecretResponse) GetSecret() *Secret {
@@ -7247,7 +7484,7 @@ type ListSecretsRequest struct {
 
 func (x *ListSecretsRequest) Reset() {
 	*x = ListSecretsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7259,7 +7496,7 @@ func (x *ListSecretsRequest) String() string {
 func (*ListSecretsRequest) ProtoMessage() {}
 
 func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7272,7 +7509,7 @@ func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsRequest.ProtoReflect.Descriptor instead.
 func (*ListSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
 }
 
 type ListSecretsResponse struct {
@@ -7284,7 +7521,7 @@ type ListSecretsResponse struct {
 
 func (x *ListSecretsResponse) Reset() {
 	*x = ListSecretsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7296,7 +7533,7 @@ func (x *ListSecretsResponse) String() string {
 func (*ListSecretsResponse) ProtoMessage() {}
 
 func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7309,7 +7546,7 @@ func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsResponse.ProtoReflect.Descriptor instead.
 func (*ListSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ListSecretsResponse) GetSecrets() []*Secret {
@@ -7328,7 +7565,7 @@ type DeleteSecretRequest struct {
 
 func (x *DeleteSecretRequest) Reset() {
 	*x = DeleteSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7340,7 +7577,7 @@ func (x *DeleteSecretRequest) String() string {
 func (*DeleteSecretRequest) ProtoMessage() {}
 
 func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7353,7 +7590,7 @@ func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *DeleteSecretRequest) GetName() string {
@@ -7371,7 +7608,7 @@ type DeleteSecretResponse struct {
 
 func (x *DeleteSecretResponse) Reset() {
 	*x = DeleteSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7383,7 +7620,7 @@ func (x *DeleteSecretResponse) String() string {
 func (*DeleteSecretResponse) ProtoMessage() {}
 
 func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7396,7 +7633,7 @@ func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
 }
 
 type ListPoliciesRequest struct {
@@ -7407,7 +7644,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7419,7 +7656,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7432,7 +7669,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
 }
 
 type ListPoliciesResponse struct {
@@ -7444,7 +7681,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7456,7 +7693,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7469,7 +7706,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -7488,7 +7725,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7500,7 +7737,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7513,7 +7750,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *GetPolicyRequest) GetName() string {
@@ -7532,7 +7769,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7544,7 +7781,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7557,7 +7794,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -7578,7 +7815,7 @@ type CheckPolicyRequest struct {
 
 func (x *CheckPolicyRequest) Reset() {
 	*x = CheckPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7590,7 +7827,7 @@ func (x *CheckPolicyRequest) String() string {
 func (*CheckPolicyRequest) ProtoMessage() {}
 
 func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7603,7 +7840,7 @@ func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
 func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *CheckPolicyRequest) GetName() string {
@@ -7636,7 +7873,7 @@ type PolicyFinding struct {
 
 func (x *PolicyFinding) Reset() {
 	*x = PolicyFinding{}
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7648,7 +7885,7 @@ func (x *PolicyFinding) String() string {
 func (*PolicyFinding) ProtoMessage() {}
 
 func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7661,7 +7898,7 @@ func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
 func (*PolicyFinding) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *PolicyFinding) GetSeverity() string {
@@ -7710,7 +7947,7 @@ type CheckPolicyResponse struct {
 
 func (x *CheckPolicyResponse) Reset() {
 	*x = CheckPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7722,7 +7959,7 @@ func (x *CheckPolicyResponse) String() string {
 func (*CheckPolicyResponse) ProtoMessage() {}
 
 func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7735,7 +7972,7 @@ func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
 func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
@@ -7768,7 +8005,7 @@ type ExplainPolicyRequest struct {
 
 func (x *ExplainPolicyRequest) Reset() {
 	*x = ExplainPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7780,7 +8017,7 @@ func (x *ExplainPolicyRequest) String() string {
 func (*ExplainPolicyRequest) ProtoMessage() {}
 
 func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7793,7 +8030,7 @@ func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
@@ -7873,7 +8110,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7885,7 +8122,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7898,7 +8135,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *PolicyStep) GetRule() string {
@@ -7943,7 +8180,7 @@ type ExplainPolicyResponse struct {
 
 func (x *ExplainPolicyResponse) Reset() {
 	*x = ExplainPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7955,7 +8192,7 @@ func (x *ExplainPolicyResponse) String() string {
 func (*ExplainPolicyResponse) ProtoMessage() {}
 
 func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7968,7 +8205,7 @@ func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ExplainPolicyResponse) GetPolicy() string {
@@ -8020,7 +8257,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[135]
+	mi := &file_warren_v1_warren_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8032,7 +8269,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[135]
+	mi := &file_warren_v1_warren_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8045,7 +8282,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -8368,7 +8605,29 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x1b\n" +
 	"\tno_follow\x18\x03 \x01(\bR\bnoFollow\"=\n" +
 	"\x13WatchEventsResponse\x12&\n" +
-	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"N\n" +
+	"\x05event\x18\x01 \x01(\v2\x10.warren.v1.EventR\x05event\"\xee\x01\n" +
+	"\x12PreviewPortRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1b\n" +
+	"\x06public\x18\x04 \x01(\bH\x00R\x06public\x88\x01\x01\x12 \n" +
+	"\tkeep_host\x18\x05 \x01(\bH\x01R\bkeepHost\x88\x01\x01\x12\x16\n" +
+	"\x06revoke\x18\x06 \x01(\bR\x06revoke\x12\x17\n" +
+	"\ano_link\x18\a \x01(\bR\x06noLinkB\t\n" +
+	"\a_publicB\f\n" +
+	"\n" +
+	"_keep_host\"C\n" +
+	"\x13PreviewPortResponse\x12,\n" +
+	"\apreview\x18\x01 \x01(\v2\x12.warren.v1.PreviewR\apreview\"\xcd\x01\n" +
+	"\aPreview\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
+	"\x03url\x18\x03 \x01(\tR\x03url\x12\x12\n" +
+	"\x04link\x18\x04 \x01(\tR\x04link\x124\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x16\n" +
+	"\x06public\x18\x06 \x01(\bR\x06public\x12\x1b\n" +
+	"\tkeep_host\x18\a \x01(\bR\bkeepHost\"N\n" +
 	"\x10ListFlowsRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x14\n" +
@@ -8665,7 +8924,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\fSnapshotKind\x12\x1d\n" +
 	"\x19SNAPSHOT_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14SNAPSHOT_KIND_MEMORY\x10\x01\x12\x17\n" +
-	"\x13SNAPSHOT_KIND_FILES\x10\x022\x80\t\n" +
+	"\x13SNAPSHOT_KIND_FILES\x10\x022\xce\t\n" +
 	"\x0eSandboxService\x12T\n" +
 	"\rCreateSandbox\x12\x1f.warren.v1.CreateSandboxRequest\x1a .warren.v1.CreateSandboxResponse0\x01\x12I\n" +
 	"\n" +
@@ -8681,7 +8940,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\bGetStats\x12\x1a.warren.v1.GetStatsRequest\x1a\x1b.warren.v1.GetStatsResponse\x12N\n" +
 	"\vWatchEvents\x12\x1d.warren.v1.WatchEventsRequest\x1a\x1e.warren.v1.WatchEventsResponse0\x01\x12H\n" +
 	"\tListFlows\x12\x1b.warren.v1.ListFlowsRequest\x1a\x1c.warren.v1.ListFlowsResponse0\x01\x12L\n" +
-	"\vVerifyFlows\x12\x1d.warren.v1.VerifyFlowsRequest\x1a\x1e.warren.v1.VerifyFlowsResponse2\xe3\x02\n" +
+	"\vVerifyFlows\x12\x1d.warren.v1.VerifyFlowsRequest\x1a\x1e.warren.v1.VerifyFlowsResponse\x12L\n" +
+	"\vPreviewPort\x12\x1d.warren.v1.PreviewPortRequest\x1a\x1e.warren.v1.PreviewPortResponse2\xe3\x02\n" +
 	"\x0fSnapshotService\x12W\n" +
 	"\x0eCreateSnapshot\x12 .warren.v1.CreateSnapshotRequest\x1a!.warren.v1.CreateSnapshotResponse0\x01\x12L\n" +
 	"\vGetSnapshot\x12\x1d.warren.v1.GetSnapshotRequest\x1a\x1e.warren.v1.GetSnapshotResponse\x12R\n" +
@@ -8746,7 +9006,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 136)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 139)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(IdleAction)(0),                 // 1: warren.v1.IdleAction
@@ -8805,305 +9065,313 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*GetStatsResponse)(nil),        // 54: warren.v1.GetStatsResponse
 	(*WatchEventsRequest)(nil),      // 55: warren.v1.WatchEventsRequest
 	(*WatchEventsResponse)(nil),     // 56: warren.v1.WatchEventsResponse
-	(*ListFlowsRequest)(nil),        // 57: warren.v1.ListFlowsRequest
-	(*ListFlowsResponse)(nil),       // 58: warren.v1.ListFlowsResponse
-	(*VerifyFlowsRequest)(nil),      // 59: warren.v1.VerifyFlowsRequest
-	(*VerifyFlowsResponse)(nil),     // 60: warren.v1.VerifyFlowsResponse
-	(*Event)(nil),                   // 61: warren.v1.Event
-	(*Workspace)(nil),               // 62: warren.v1.Workspace
-	(*CreateWorkspaceRequest)(nil),  // 63: warren.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil), // 64: warren.v1.CreateWorkspaceResponse
-	(*GetWorkspaceRequest)(nil),     // 65: warren.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),    // 66: warren.v1.GetWorkspaceResponse
-	(*ListWorkspacesRequest)(nil),   // 67: warren.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),  // 68: warren.v1.ListWorkspacesResponse
-	(*DeleteWorkspaceRequest)(nil),  // 69: warren.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 70: warren.v1.DeleteWorkspaceResponse
-	(*CopyWorkspaceRequest)(nil),    // 71: warren.v1.CopyWorkspaceRequest
-	(*CopyWorkspaceResponse)(nil),   // 72: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 73: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 74: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 75: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 76: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 77: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 78: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 79: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 80: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 81: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 82: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 83: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 84: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 85: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 86: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 87: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 88: warren.v1.Image
-	(*PullImageRequest)(nil),        // 89: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 90: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 91: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 92: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 93: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 94: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 95: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 96: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 97: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 98: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 99: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 100: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 101: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 102: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 103: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 104: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 105: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 106: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 107: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 108: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 109: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 110: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 111: warren.v1.DeleteTokenResponse
-	(*Policy)(nil),                  // 112: warren.v1.Policy
-	(*Secret)(nil),                  // 113: warren.v1.Secret
-	(*SetSecretRequest)(nil),        // 114: warren.v1.SetSecretRequest
-	(*SetSecretResponse)(nil),       // 115: warren.v1.SetSecretResponse
-	(*ListSecretsRequest)(nil),      // 116: warren.v1.ListSecretsRequest
-	(*ListSecretsResponse)(nil),     // 117: warren.v1.ListSecretsResponse
-	(*DeleteSecretRequest)(nil),     // 118: warren.v1.DeleteSecretRequest
-	(*DeleteSecretResponse)(nil),    // 119: warren.v1.DeleteSecretResponse
-	(*ListPoliciesRequest)(nil),     // 120: warren.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),    // 121: warren.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),        // 122: warren.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),       // 123: warren.v1.GetPolicyResponse
-	(*CheckPolicyRequest)(nil),      // 124: warren.v1.CheckPolicyRequest
-	(*PolicyFinding)(nil),           // 125: warren.v1.PolicyFinding
-	(*CheckPolicyResponse)(nil),     // 126: warren.v1.CheckPolicyResponse
-	(*ExplainPolicyRequest)(nil),    // 127: warren.v1.ExplainPolicyRequest
-	(*PolicyStep)(nil),              // 128: warren.v1.PolicyStep
-	(*ExplainPolicyResponse)(nil),   // 129: warren.v1.ExplainPolicyResponse
-	nil,                             // 130: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 131: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 132: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 133: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 134: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 135: warren.v1.ForkSandboxRequest.EnvEntry
-	nil,                             // 136: warren.v1.ForkSandboxRequest.LabelsEntry
-	nil,                             // 137: warren.v1.Event.FieldsEntry
-	nil,                             // 138: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 139: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 140: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 141: google.protobuf.Timestamp
+	(*PreviewPortRequest)(nil),      // 57: warren.v1.PreviewPortRequest
+	(*PreviewPortResponse)(nil),     // 58: warren.v1.PreviewPortResponse
+	(*Preview)(nil),                 // 59: warren.v1.Preview
+	(*ListFlowsRequest)(nil),        // 60: warren.v1.ListFlowsRequest
+	(*ListFlowsResponse)(nil),       // 61: warren.v1.ListFlowsResponse
+	(*VerifyFlowsRequest)(nil),      // 62: warren.v1.VerifyFlowsRequest
+	(*VerifyFlowsResponse)(nil),     // 63: warren.v1.VerifyFlowsResponse
+	(*Event)(nil),                   // 64: warren.v1.Event
+	(*Workspace)(nil),               // 65: warren.v1.Workspace
+	(*CreateWorkspaceRequest)(nil),  // 66: warren.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil), // 67: warren.v1.CreateWorkspaceResponse
+	(*GetWorkspaceRequest)(nil),     // 68: warren.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),    // 69: warren.v1.GetWorkspaceResponse
+	(*ListWorkspacesRequest)(nil),   // 70: warren.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),  // 71: warren.v1.ListWorkspacesResponse
+	(*DeleteWorkspaceRequest)(nil),  // 72: warren.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 73: warren.v1.DeleteWorkspaceResponse
+	(*CopyWorkspaceRequest)(nil),    // 74: warren.v1.CopyWorkspaceRequest
+	(*CopyWorkspaceResponse)(nil),   // 75: warren.v1.CopyWorkspaceResponse
+	(*DiffRequest)(nil),             // 76: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 77: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 78: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 79: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 80: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 81: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 82: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 83: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 84: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 85: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 86: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 87: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 88: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 89: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 90: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 91: warren.v1.Image
+	(*PullImageRequest)(nil),        // 92: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 93: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 94: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 95: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 96: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 97: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 98: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 99: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 100: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 101: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 102: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 103: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 104: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 105: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 106: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 107: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 108: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 109: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 110: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 111: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 112: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 113: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 114: warren.v1.DeleteTokenResponse
+	(*Policy)(nil),                  // 115: warren.v1.Policy
+	(*Secret)(nil),                  // 116: warren.v1.Secret
+	(*SetSecretRequest)(nil),        // 117: warren.v1.SetSecretRequest
+	(*SetSecretResponse)(nil),       // 118: warren.v1.SetSecretResponse
+	(*ListSecretsRequest)(nil),      // 119: warren.v1.ListSecretsRequest
+	(*ListSecretsResponse)(nil),     // 120: warren.v1.ListSecretsResponse
+	(*DeleteSecretRequest)(nil),     // 121: warren.v1.DeleteSecretRequest
+	(*DeleteSecretResponse)(nil),    // 122: warren.v1.DeleteSecretResponse
+	(*ListPoliciesRequest)(nil),     // 123: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 124: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 125: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 126: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 127: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 128: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 129: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 130: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 131: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 132: warren.v1.ExplainPolicyResponse
+	nil,                             // 133: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 134: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 135: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 136: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 137: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 138: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 139: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 140: warren.v1.Event.FieldsEntry
+	nil,                             // 141: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 142: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 143: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 144: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	130, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	133, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	131, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	140, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	140, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	132, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	134, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	143, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	143, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	135, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
-	141, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	140, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	140, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	144, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	143, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	143, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	141, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	141, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	141, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	144, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	144, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	144, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
 	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	133, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	136, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	134, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	140, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	140, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	137, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	143, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	143, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
 	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	135, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	136, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	140, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	140, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	138, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	139, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	143, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	143, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
 	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
 	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	140, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	143, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
 	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
 	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
 	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
 	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
 	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	141, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	140, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	144, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	143, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
 	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
 	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	140, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	141, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	141, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	140, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	143, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	144, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	143, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
 	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	140, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	141, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	61,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	61,  // 66: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
-	141, // 67: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	137, // 68: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	141, // 69: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	7,   // 70: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	12,  // 71: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	62,  // 72: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	62,  // 73: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	62,  // 74: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	62,  // 75: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	141, // 76: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	12,  // 77: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	81,  // 78: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	81,  // 79: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	141, // 80: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	138, // 81: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	12,  // 82: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	88,  // 83: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	88,  // 84: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	12,  // 85: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	88,  // 86: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	88,  // 87: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	88,  // 88: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	139, // 89: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	140, // 90: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	141, // 91: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	141, // 92: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	141, // 93: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	107, // 94: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	141, // 95: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
-	141, // 96: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
-	113, // 97: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
-	113, // 98: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
-	112, // 99: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	112, // 100: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	125, // 101: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	128, // 102: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 103: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 104: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 105: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 106: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 107: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 108: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 109: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 110: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 111: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 112: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 113: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 114: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	57,  // 115: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	59,  // 116: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	36,  // 117: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 118: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 119: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 120: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 121: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 122: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 123: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 124: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	63,  // 125: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	65,  // 126: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	67,  // 127: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	69,  // 128: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	71,  // 129: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	73,  // 130: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	75,  // 131: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	77,  // 132: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	79,  // 133: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	82,  // 134: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	84,  // 135: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	86,  // 136: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	89,  // 137: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	91,  // 138: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	93,  // 139: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	95,  // 140: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	97,  // 141: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	99,  // 142: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	120, // 143: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	122, // 144: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	124, // 145: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	127, // 146: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	114, // 147: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	116, // 148: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	118, // 149: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	101, // 150: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	103, // 151: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	105, // 152: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	108, // 153: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	110, // 154: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 155: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 156: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 157: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 158: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 159: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 160: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 161: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 162: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 163: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 164: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 165: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 166: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	58,  // 167: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	60,  // 168: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	37,  // 169: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 170: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 171: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 172: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 173: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 174: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 175: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 176: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	64,  // 177: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	66,  // 178: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	68,  // 179: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	70,  // 180: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	72,  // 181: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	74,  // 182: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	76,  // 183: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	78,  // 184: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	80,  // 185: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	83,  // 186: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	85,  // 187: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	87,  // 188: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	90,  // 189: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	92,  // 190: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	94,  // 191: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	96,  // 192: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	98,  // 193: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	100, // 194: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	121, // 195: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	123, // 196: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	126, // 197: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	129, // 198: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	115, // 199: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	117, // 200: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	119, // 201: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	102, // 202: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	104, // 203: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	106, // 204: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	109, // 205: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	111, // 206: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	155, // [155:207] is the sub-list for method output_type
-	103, // [103:155] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	143, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	144, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	64,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	143, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	59,  // 67: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
+	144, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	64,  // 69: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
+	144, // 70: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	140, // 71: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	144, // 72: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	7,   // 73: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	12,  // 74: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	65,  // 75: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	65,  // 76: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	65,  // 77: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	65,  // 78: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	144, // 79: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	12,  // 80: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	84,  // 81: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	84,  // 82: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	144, // 83: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	141, // 84: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	12,  // 85: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	91,  // 86: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	91,  // 87: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	12,  // 88: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	91,  // 89: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	91,  // 90: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	91,  // 91: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	142, // 92: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	143, // 93: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	144, // 94: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	144, // 95: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	144, // 96: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	110, // 97: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	144, // 98: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	144, // 99: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	116, // 100: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	116, // 101: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	115, // 102: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	115, // 103: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	128, // 104: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	131, // 105: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 106: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 107: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 108: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 109: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 110: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 111: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 112: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 113: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 114: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 115: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 116: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 117: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	60,  // 118: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	62,  // 119: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	57,  // 120: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
+	36,  // 121: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 122: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 123: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 124: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 125: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 126: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 127: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 128: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	66,  // 129: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	68,  // 130: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	70,  // 131: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	72,  // 132: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	74,  // 133: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	76,  // 134: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	78,  // 135: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	80,  // 136: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	82,  // 137: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	85,  // 138: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	87,  // 139: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	89,  // 140: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	92,  // 141: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	94,  // 142: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	96,  // 143: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	98,  // 144: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	100, // 145: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	102, // 146: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	123, // 147: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	125, // 148: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	127, // 149: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	130, // 150: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	117, // 151: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	119, // 152: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	121, // 153: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	104, // 154: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	106, // 155: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	108, // 156: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	111, // 157: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	113, // 158: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 159: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 160: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 161: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 162: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 163: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 164: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 165: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 166: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 167: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 168: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 169: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 170: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 171: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	63,  // 172: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 173: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 174: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 175: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 176: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 177: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 178: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 179: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 180: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 181: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	67,  // 182: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	69,  // 183: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	71,  // 184: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	73,  // 185: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	75,  // 186: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	77,  // 187: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	79,  // 188: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	81,  // 189: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	83,  // 190: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	86,  // 191: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	88,  // 192: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	90,  // 193: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	93,  // 194: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	95,  // 195: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	97,  // 196: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	99,  // 197: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	101, // 198: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	103, // 199: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	124, // 200: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	126, // 201: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	129, // 202: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	132, // 203: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	118, // 204: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	120, // 205: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	122, // 206: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	105, // 207: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	107, // 208: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	109, // 209: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	112, // 210: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	114, // 211: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	159, // [159:212] is the sub-list for method output_type
+	106, // [106:159] is the sub-list for method input_type
+	106, // [106:106] is the sub-list for extension type_name
+	106, // [106:106] is the sub-list for extension extendee
+	0,   // [0:106] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
@@ -9125,23 +9393,24 @@ func file_warren_v1_warren_proto_init() {
 		(*CreateSnapshotResponse_Progress)(nil),
 		(*CreateSnapshotResponse_Snapshot)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[60].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[53].OneofWrappers = []any{}
+	file_warren_v1_warren_proto_msgTypes[63].OneofWrappers = []any{
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[79].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[82].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[86].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[89].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[90].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[93].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[123].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[126].OneofWrappers = []any{
 		(*ExplainPolicyRequest_Sandbox)(nil),
 		(*ExplainPolicyRequest_Policy)(nil),
 		(*ExplainPolicyRequest_Source)(nil),
@@ -9152,7 +9421,7 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   136,
+			NumMessages:   139,
 			NumExtensions: 0,
 			NumServices:   9,
 		},

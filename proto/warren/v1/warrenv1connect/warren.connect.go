@@ -95,6 +95,9 @@ const (
 	// SandboxServiceVerifyFlowsProcedure is the fully-qualified name of the SandboxService's
 	// VerifyFlows RPC.
 	SandboxServiceVerifyFlowsProcedure = "/warren.v1.SandboxService/VerifyFlows"
+	// SandboxServicePreviewPortProcedure is the fully-qualified name of the SandboxService's
+	// PreviewPort RPC.
+	SandboxServicePreviewPortProcedure = "/warren.v1.SandboxService/PreviewPort"
 	// SnapshotServiceCreateSnapshotProcedure is the fully-qualified name of the SnapshotService's
 	// CreateSnapshot RPC.
 	SnapshotServiceCreateSnapshotProcedure = "/warren.v1.SnapshotService/CreateSnapshot"
@@ -242,6 +245,9 @@ type SandboxServiceClient interface {
 	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest]) (*connect.ServerStreamForClient[v1.ListFlowsResponse], error)
 	// VerifyFlows reads the whole record of the gateway, or of calls, and names the first bad one.
 	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
+	// PreviewPort returns where a port of a sandbox is shown to browsers, and a link that lets in whoever has it; it changes what is
+	// asked for. Nothing needs to listen on the port yet.
+	PreviewPort(context.Context, *connect.Request[v1.PreviewPortRequest]) (*connect.Response[v1.PreviewPortResponse], error)
 }
 
 // NewSandboxServiceClient constructs a client for the warren.v1.SandboxService service. By default,
@@ -339,6 +345,12 @@ func NewSandboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sandboxServiceMethods.ByName("VerifyFlows")),
 			connect.WithClientOptions(opts...),
 		),
+		previewPort: connect.NewClient[v1.PreviewPortRequest, v1.PreviewPortResponse](
+			httpClient,
+			baseURL+SandboxServicePreviewPortProcedure,
+			connect.WithSchema(sandboxServiceMethods.ByName("PreviewPort")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -358,6 +370,7 @@ type sandboxServiceClient struct {
 	watchEvents     *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 	listFlows       *connect.Client[v1.ListFlowsRequest, v1.ListFlowsResponse]
 	verifyFlows     *connect.Client[v1.VerifyFlowsRequest, v1.VerifyFlowsResponse]
+	previewPort     *connect.Client[v1.PreviewPortRequest, v1.PreviewPortResponse]
 }
 
 // CreateSandbox calls warren.v1.SandboxService.CreateSandbox.
@@ -430,6 +443,11 @@ func (c *sandboxServiceClient) VerifyFlows(ctx context.Context, req *connect.Req
 	return c.verifyFlows.CallUnary(ctx, req)
 }
 
+// PreviewPort calls warren.v1.SandboxService.PreviewPort.
+func (c *sandboxServiceClient) PreviewPort(ctx context.Context, req *connect.Request[v1.PreviewPortRequest]) (*connect.Response[v1.PreviewPortResponse], error) {
+	return c.previewPort.CallUnary(ctx, req)
+}
+
 // SandboxServiceHandler is an implementation of the warren.v1.SandboxService service.
 type SandboxServiceHandler interface {
 	// CreateSandbox makes a sandbox ready for its first command. The stream tells progress; its last message
@@ -473,6 +491,9 @@ type SandboxServiceHandler interface {
 	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest], *connect.ServerStream[v1.ListFlowsResponse]) error
 	// VerifyFlows reads the whole record of the gateway, or of calls, and names the first bad one.
 	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
+	// PreviewPort returns where a port of a sandbox is shown to browsers, and a link that lets in whoever has it; it changes what is
+	// asked for. Nothing needs to listen on the port yet.
+	PreviewPort(context.Context, *connect.Request[v1.PreviewPortRequest]) (*connect.Response[v1.PreviewPortResponse], error)
 }
 
 // NewSandboxServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -566,6 +587,12 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sandboxServiceMethods.ByName("VerifyFlows")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sandboxServicePreviewPortHandler := connect.NewUnaryHandler(
+		SandboxServicePreviewPortProcedure,
+		svc.PreviewPort,
+		connect.WithSchema(sandboxServiceMethods.ByName("PreviewPort")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/warren.v1.SandboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SandboxServiceCreateSandboxProcedure:
@@ -596,6 +623,8 @@ func NewSandboxServiceHandler(svc SandboxServiceHandler, opts ...connect.Handler
 			sandboxServiceListFlowsHandler.ServeHTTP(w, r)
 		case SandboxServiceVerifyFlowsProcedure:
 			sandboxServiceVerifyFlowsHandler.ServeHTTP(w, r)
+		case SandboxServicePreviewPortProcedure:
+			sandboxServicePreviewPortHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -659,6 +688,10 @@ func (UnimplementedSandboxServiceHandler) ListFlows(context.Context, *connect.Re
 
 func (UnimplementedSandboxServiceHandler) VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.VerifyFlows is not implemented"))
+}
+
+func (UnimplementedSandboxServiceHandler) PreviewPort(context.Context, *connect.Request[v1.PreviewPortRequest]) (*connect.Response[v1.PreviewPortResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.SandboxService.PreviewPort is not implemented"))
 }
 
 // SnapshotServiceClient is a client for the warren.v1.SnapshotService service.
