@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
 	"math/big"
 	"os"
 	"os/exec"
@@ -119,7 +118,7 @@ func FuzzKeyStore(f *testing.F) {
 			t.Error("what was read was changed")
 		}
 		if err == nil && !bytes.Contains(out, cert.Raw) {
-			t.Error(fmt.Sprintf("added to %q, and it is not there", store))
+			t.Errorf("added to %q, and it is not there", store)
 		}
 	})
 }
