@@ -395,7 +395,7 @@ head -c 2000000 /dev/zero | curl -sSf --http1.1 -T - https://web.$D:$S/up`,
 		"GET /curl of 0 bytes over HTTP/D by 2\nPUT /up of 2000000 bytes", []string{"GET https://web.D/curl HTTP/2.0", "PUT https://web.D/up"}},
 	{"apt over https", apt("https", "$S"), "of the lab", []string{"GET https://apt.D/debian/Packages", "GET https://apt.D/debian/labdeb.deb"}},
 	{"apt over http", apt("http", "$H"), "of the lab", []string{"GET http://apt.D/debian/Packages", "GET http://apt.D/debian/labdeb.deb"}},
-	{"fetch and WebSocket of node", `node $(node --experimental-websocket -e 0 2>/dev/null && echo --experimental-websocket) --input-type=module -e '
+	{nodeClient, `node $(node --experimental-websocket -e 0 2>/dev/null && echo --experimental-websocket) --input-type=module -e '
 const r = await fetch("https://web.'$D:$S'/fetch", {method: "POST", body: "x".repeat(70000)}); console.log(await r.text())
 const ws = new WebSocket("wss://ws.'$D:$S'/node"); ws.onerror = e => { console.error(e); process.exit(1) }
 ws.onopen = () => ws.send("there and back"); ws.onmessage = m => { console.log(m.data); ws.close() }'`,
@@ -429,6 +429,22 @@ sys.exit("; ".join(map(str, failed)) or None)
 		[]string{"GET https://web.D/urllib", "POST https://web.D/requests", "GET https://ws.D/python HTTP/1.1"}},
 	{"java", `java -XX:TieredStopAtLevel=1 $JAVA_CA -cp /tmp/lab Fetch https://web.$D:$S/java`,
 		"GET /java of 0 bytes", []string{"GET https://web.D/java HTTP/2.0"}},
+}
+
+const nodeClient = "fetch and WebSocket of node"
+
+// nodeHasWebSocket says whether the machine's Node has one of its own, as from 20.10 on. Debian 12's has not.
+func nodeHasWebSocket() bool {
+	return exec.Command("node", "--experimental-websocket", "-e", "process.exit(typeof WebSocket === 'function' ? 0 : 1)").Run() == nil
+}
+
+// nodeFetch is the client without the WebSocket, which Python's goes on trying.
+func nodeFetch(c registryClient) registryClient {
+	lines := strings.Split(c.run, "\n")
+	c.name, c.run = "fetch of node", strings.Join(lines[:2], "\n")+"'"
+	c.wants, _, _ = strings.Cut(c.wants, "\n")
+	c.sees = c.sees[:1]
+	return c
 }
 
 const fetchJava = `import java.net.*;
@@ -498,6 +514,9 @@ func TestClients(t *testing.T) {
 			t.Run(mode, func(t *testing.T) {
 				t.Parallel()
 				for _, c := range registryClients {
+					if c.name == nodeClient && !nodeHasWebSocket() {
+						c = nodeFetch(c)
+					}
 					t.Run(c.name, func(t *testing.T) {
 						out, err := h.command("exec", mode, "--", "sh", "-c", script(mode, "lab", c)).CombinedOutput()
 						hits := r.seen(mode)

@@ -270,9 +270,7 @@ func (k *KMS) run(ctx context.Context, verb string, in []byte) ([]byte, error) {
 	cmd.Env = k.Env
 	cmd.Dir = "/"
 	cmd.Stdin = bytes.NewReader(in)
-	// What it starts may outlive it and hold the pipes.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	endWithChildren(cmd)
 	cmd.WaitDelay = time.Second
 	out, problem := &capped{limit: maxWrapped + 1}, &capped{limit: 512}
 	cmd.Stdout, cmd.Stderr = out, problem
