@@ -252,7 +252,9 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		secret.StripCredentials(out)
 	}
 	if f.use, err = c.secrets(rules, vault, *f.request); err != nil {
-		refuse(http.StatusBadGateway, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
+		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, err.Error(), http.StatusBadGateway
+		c.refuse(e)
+		i.failed(w, out, err)
 		return
 	}
 	sw := &statusWriter{ResponseWriter: w}
@@ -492,6 +494,7 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	f := r.Context().Value(flowKey{}).(*flow)
 	status, text := http.StatusBadGateway, "the server could not be asked: "+err.Error()
 	var d *deniedError
+	var s *secretError
 	var t net.Error
 	switch {
 	case errors.As(err, &d):
@@ -499,9 +502,13 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, secret.ErrMisplaced):
 		status, text = http.StatusForbidden, err.Error()
 		f.refused.Store(&text)
-	case errors.Is(err, secret.ErrOpaque) || errors.As(err, new(*secretError)):
+	case errors.Is(err, secret.ErrOpaque):
 		text = err.Error()
 		f.refused.Store(&text)
+	case errors.As(err, &s):
+		why := s.Error()
+		text = s.told()
+		f.refused.Store(&why)
 	case errors.Is(err, errNoName):
 		text = fmt.Sprintf("there is no host %s", f.to.Host)
 	case errors.As(err, &t) && t.Timeout():

@@ -74,6 +74,14 @@ func (s Secret) shown() string {
 type secretError struct{ err error }
 
 func (e *secretError) Error() string { return "a secret cannot be used: " + e.err.Error() }
+
+// told is what the sandbox is told of it: why a key cannot be had is the operator's to know, who finds it on record.
+func (e *secretError) told() string {
+	if errors.Is(e.err, errUnset) {
+		return e.Error()
+	}
+	return "a secret that the request needs cannot be used at the moment; the operator of the server finds the reason in its events"
+}
 func (e *secretError) Unwrap() error { return e.err }
 
 var errUnset = errors.New("it is not set on the server; `warren secret set` sets it")

@@ -330,6 +330,13 @@ func TestSecretChanges(t *testing.T) {
 		if status, auth, n := ask(); status != http.StatusBadGateway || n != 0 {
 			t.Errorf("%s: %d, %d requests with %q", what, status, n, auth)
 		}
+		res, err := client.Get("https://bank.lab/v1/x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := whole(t, res); s.Sealed != "" && (strings.Contains(text, "sealed") || !strings.Contains(text, "the operator of the server finds the reason")) {
+			t.Errorf("%s: the sandbox is told %s", what, text)
+		}
 	}
 	set(l.secret("bank-key", canary, holder))
 	if status, auth, _ := ask(); status != 200 || auth != "Bearer "+canary {
