@@ -15,7 +15,7 @@ import (
 
 func secretCommand(a *app) *cobra.Command {
 	return parent("secret", "Values that sandboxes use without having them: set, list, remove",
-		`  warren secret set github-token < token.txt
+		`  warren secret set github-token --file token.txt
   warren secret ls
   warren create --policy team`,
 		secretSetCommand(a), secretListCommand(a), secretRemoveCommand(a))
