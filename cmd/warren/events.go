@@ -21,9 +21,9 @@ func eventsCommand(a *app) *cobra.Command {
 		Use:   "events [ID] [flags]",
 		Short: "Print what happened to sandboxes and workspaces",
 		Long: `Print what happened to sandboxes and workspaces: who did what, and what came of it. With --flows it is what the gateway has recorded
-instead: each connection, name and request of sandboxes, the rule that decided on it, and bytes; with --calls each call of the API, who made it, and
-what came of it. These two records are chained by hash, and --verify reads all of both and names the first record that was changed; the exit
-code is 1 if there is one.`,
+instead: each connection, name and request of sandboxes, the rule that decided on it, and bytes; with --calls each call of the API, who
+made it, and what came of it. These two records are chained by hash, and --verify reads all of both and names the first record that was
+changed; the exit code is 1 if there is one.`,
 		Example: `  warren events
   warren events fix --flows
   warren events --calls

@@ -31,7 +31,8 @@ func secretSetCommand(a *app) *cobra.Command {
 		Long: `Store a value, which is sealed and never shown again, in place of one of that name. It is read from the standard input or from a file, and
 from a terminal without being shown; it is no argument, for those are seen by others. One line break at its end is taken off.
 
-A policy grants it (see docs/POLICY.md): the sandbox gets a placeholder, and the gateway puts the value into the requests that the grant names.`,
+A policy grants it (see docs/POLICY.md): the sandbox gets a placeholder, and the gateway puts the value into the requests that the
+grant names.`,
 		Example: `  warren secret set github-token
   gh auth token | warren secret set github-token
   warren secret set npm-token --file ~/npm-token`,

@@ -241,7 +241,7 @@ var settings = []setting{
 	text("policy", "what sandboxes that name no policy may reach", func(c *Config) *string { return &c.Policy }),
 	text("gateway.resolver", "name server that the gateway asks, HOST:PORT (the host's)", func(c *Config) *string { return &c.Gateway.Resolver }),
 	text("gateway.roots", "file of certificates that inspected connections trust besides the host's", func(c *Config) *string { return &c.Gateway.Roots }),
-	text("secrets.key", "the key that secrets are sealed with: file:PATH, env:VARIABLE or kms:ID=COMMAND (a file in the data directory)", func(c *Config) *string { return &c.Secrets.Key }),
+	text("secrets.key", "key of secrets: file:PATH, env:VARIABLE or kms:ID=COMMAND (secrets/key)", func(c *Config) *string { return &c.Secrets.Key }),
 	text("preview.listen", "TCP address of previews, or off (a port of 127.0.0.1: 7080 if it is free)", func(c *Config) *string { return &c.Preview.Listen }),
 	text("preview.domain", "previews are PORT-ID.DOMAIN (localhost); needs a certificate for *.DOMAIN", func(c *Config) *string { return &c.Preview.Domain }),
 	text("preview.cert", "certificate file of previews", func(c *Config) *string { return &c.Preview.Cert }),
