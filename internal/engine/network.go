@@ -392,6 +392,8 @@ type cardedSandbox struct {
 	id             warren.SandboxID
 	driver, policy string
 	placeholders   map[string][]string
+	// held says that an operation is under way, such as a snapshot. Its card is left alone; what it may do is not.
+	held bool
 }
 
 // hasCard says whether a sandbox that runs has a network card.
@@ -402,13 +404,13 @@ func (e *Engine) hasCard(id warren.SandboxID) bool {
 	return e.opts.Network != nil && sb != nil && sb.policy != "" && sb.policy != NoNetwork
 }
 
-// carded returns the sandboxes that run with a network card and that nobody holds.
+// carded returns the sandboxes that run with a network card.
 func (e *Engine) carded() (list []cardedSandbox) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for id, sb := range e.boxes {
-		if sb.state() == Running && sb.op == nil && sb.policy != "" && sb.policy != NoNetwork {
-			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy, sb.placeholders})
+		if sb.state() == Running && sb.policy != "" && sb.policy != NoNetwork {
+			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy, sb.placeholders, sb.op != nil})
 		}
 	}
 	return list
@@ -542,6 +544,7 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 		}
 		digest, served := attached[sb.id]
 		switch {
+		case !served && sb.held:
 		case !served:
 			e.replug(ctx, sb, p)
 		case digest != p.Digest:
@@ -612,7 +615,7 @@ func (e *Engine) keepCards(ctx context.Context, name string) {
 		return
 	}
 	for _, sb := range e.carded() {
-		if sb.driver != name {
+		if sb.driver != name || sb.held {
 			continue
 		}
 		id := sb.id

@@ -47,6 +47,7 @@ type flow struct {
 	up, down  atomic.Int64
 	// use is what a request has to do with secrets, nil if nothing; refused is why it was not sent for that.
 	use     *use
+	wrote   atomic.Bool // that its head was sent
 	refused atomic.Pointer[string]
 
 	life   context.Context
@@ -66,7 +67,11 @@ func (f *flow) settle(p policy.Protocol, inspected bool) {
 // again decides on a flow that is open.
 func (f *flow) again(p *policy.Policy) policy.Verdict {
 	if f.request != nil {
-		return p.Request(*f.request)
+		v := p.Request(*f.request)
+		if a := f.addr.Load(); v.Allow && a != nil {
+			v = p.Address(f.to, *a)
+		}
+		return v
 	}
 	f.mu.Lock()
 	to, inspected := f.to, f.inspected
@@ -91,15 +96,19 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 	limits := c.policy().Limits()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f.request == nil {
-		if most := atMost(limits.Connections, maxFlows); len(c.flows) >= most {
-			return &limitError{fmt.Sprintf("%d connections are open, which is the most", most)}
-		}
+	if most := atMost(limits.Connections, maxFlows); f.request == nil && c.connections >= most {
+		return &limitError{fmt.Sprintf("%d connections are open, which is the most", most)}
+	}
+	if f.request != nil && len(c.flows)-c.connections >= maxFlows {
+		return &limitError{fmt.Sprintf("%d requests are under way, which is the most", maxFlows)}
 	}
 	if err := c.meter.left(limits); err != nil {
 		return err
 	}
 	c.flows[f] = true
+	if f.request == nil {
+		c.connections++
+	}
 	return nil
 }
 
@@ -107,8 +116,11 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 func (c *card) done(f *flow) {
 	f.cancel(nil)
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.flows[f] && f.request == nil {
+		c.connections--
+	}
 	delete(c.flows, f)
-	c.mu.Unlock()
 }
 
 // target says what an address of the sandbox's means: a name, or itself.
@@ -330,6 +342,10 @@ func (c *card) tls(f *flow, near *conn, said *prefixed, pl plan) {
 // reach connects to the other side of a flow and records that, or why not.
 func (c *card) reach(f *flow, v policy.Verdict) (net.Conn, bool) {
 	f.rule = v.Rule
+	if err := c.meter.request(c.policy().Limits()); err != nil {
+		c.deny(f, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
+		return nil, false
+	}
 	far, addr, err := c.g.resolver.connect(f.life, c.g.dialer, "tcp", c.policy(), f.to)
 	if err == nil {
 		f.addr.Store(&addr)
@@ -487,6 +503,13 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 			f.addr.Store(&addr)
 			if err = c.record(f.entry("flow.open")); err != nil {
 				far.Close()
+			}
+		}
+		// A policy that came meanwhile did not see the address.
+		if err == nil {
+			if w := f.again(c.policy()); !w.Allow {
+				far.Close()
+				err = &deniedError{verdict: w}
 			}
 		}
 		if err != nil {

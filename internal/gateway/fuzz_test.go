@@ -492,7 +492,7 @@ func FuzzRequest(f *testing.F) {
 		// What was broken off may still be on its way: it is there when no connection is left.
 		for deadline := time.Now().Add(10 * time.Second); len(server.got) < requests && server.open > 0 && time.Now().Before(deadline); {
 			server.mu.Unlock()
-			card.forward.CloseIdleConnections()
+			card.forward.Load().CloseIdleConnections()
 			time.Sleep(time.Millisecond)
 			server.mu.Lock()
 		}

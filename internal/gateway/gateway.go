@@ -81,16 +81,17 @@ func New(opts Options) *Gateway {
 
 // card is a sandbox's.
 type card struct {
-	id      string
-	g       *Gateway
-	file    *os.File
-	kind    endKind
-	stack   *stack.Stack
-	link    stack.LinkEndpoint
-	names   *names
-	meter   *meter
-	dns     *dnsServer
-	forward *http.Transport
+	id    string
+	g     *Gateway
+	file  *os.File
+	kind  endKind
+	stack *stack.Stack
+	link  stack.LinkEndpoint
+	names *names
+	meter *meter
+	dns   *dnsServer
+	// forward makes the requests of inspected connections; with each policy there is another, so that none goes over a connection that is no longer allowed.
+	forward atomic.Pointer[http.Transport]
 	// life ends with the card.
 	life context.Context
 	end  context.CancelFunc
@@ -103,6 +104,8 @@ type card struct {
 
 	mu    sync.Mutex
 	flows map[*flow]bool
+	// connections is how many of them are no requests.
+	connections int
 }
 
 // ErrNotFound says that a sandbox has no card.
@@ -153,7 +156,7 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		return err
 	}
 	c.stack, c.link = s, link
-	c.forward = g.inspect.transport(c)
+	c.forward.Store(g.inspect.transport(c))
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxOpening, c.acceptTCP).HandlePacket)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, c.acceptUDP).HandlePacket)
 	if c.dns, err = serveDNS(c); err != nil {
@@ -210,9 +213,11 @@ func (g *Gateway) SetPolicy(id string, r Rules) error {
 	for _, f := range flows {
 		if v := f.again(r.Policy); !v.Allow {
 			f.stop(&deniedError{verdict: v})
+		} else if f.use != nil && !f.wrote.Load() && !f.use.still(c) {
+			f.stop(&deniedError{verdict: policy.Verdict{Reason: "the secret that the request was to be sent with has changed"}})
 		}
 	}
-	c.forward.CloseIdleConnections()
+	c.forward.Swap(g.inspect.transport(c)).CloseIdleConnections()
 	return nil
 }
 
@@ -286,7 +291,7 @@ func (c *card) close() {
 	if c.dns != nil {
 		c.dns.close()
 	}
-	c.forward.CloseIdleConnections()
+	c.forward.Load().CloseIdleConnections()
 	c.mu.Lock()
 	for f := range c.flows {
 		f.stop(errDetached)

@@ -233,6 +233,8 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	// A copy of the header: the proxy changes it, and the decision may be looked at again.
 	f := &flow{to: conn.to, rule: v.Rule, request: &policy.Request{Flow: ask.Flow, Method: ask.Method, Path: path, Query: ask.Query, Header: r.Header.Clone()}, inspected: true}
+	var unusable error
+	f.use, unusable = c.secrets(rules, vault, *f.request)
 	if err := c.begin(r.Context(), f); err != nil {
 		refuse(http.StatusTooManyRequests, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
 		return
@@ -251,10 +253,10 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	if p.PlatformCredentialsOnly() {
 		secret.StripCredentials(out)
 	}
-	if f.use, err = c.secrets(rules, vault, *f.request); err != nil {
-		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, err.Error(), http.StatusBadGateway
+	if unusable != nil {
+		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, unusable.Error(), http.StatusBadGateway
 		c.refuse(e)
-		i.failed(w, out, err)
+		i.failed(w, out, unusable)
 		return
 	}
 	sw := &statusWriter{ResponseWriter: w}
@@ -387,7 +389,7 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil && r.Body != http.NoBody {
 		r.Body = &countedBody{r.Body, f}
 	}
-	trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+	trace := &httptrace.ClientTrace{WroteHeaders: func() { f.wrote.Store(true) }, GotConn: func(i httptrace.GotConnInfo) {
 		// It may be a connection that an earlier request was made on.
 		if a, err := netip.ParseAddrPort(i.Conn.RemoteAddr().String()); err == nil {
 			ip := a.Addr().Unmap()
@@ -395,7 +397,7 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}}
 	if f.use == nil {
-		return f.card.forward.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+		return f.card.forward.Load().RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 	}
 	if f.use.clean != nil {
 		// This is called before the proxy's own, which hands the header on.
@@ -406,7 +408,7 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil
 		}
 	}
-	return f.use.send(f, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)), f.card.forward)
+	return f.use.send(f, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)), f.card.forward.Load())
 }
 
 // countedBody counts what a request sends.
@@ -432,17 +434,27 @@ func (i *inspector) transport(c *card) *http.Transport {
 			if address != hostPort(f.to) {
 				return nil, fmt.Errorf("a dial to %s for a flow to %s", address, hostPort(f.to))
 			}
-			conn, _, err := i.g.resolver.connect(ctx, i.g.dialer, "tcp", c.policy(), f.to)
-			return conn, err
+			conn, addr, err := i.g.resolver.connect(ctx, i.g.dialer, "tcp", c.policy(), f.to)
+			if err != nil {
+				return nil, err
+			}
+			// A policy that came meanwhile did not see the address.
+			if v := c.policy().Address(f.to, addr); !v.Allow {
+				conn.Close()
+				return nil, &deniedError{verdict: v, addr: addr}
+			}
+			return conn, nil
 		},
 		TLSClientConfig:        &tls.Config{RootCAs: i.g.opts.Roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    dialTime,
 		ForceAttemptHTTP2:      true,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHeader,
-		MaxIdleConnsPerHost:    32,
-		IdleConnTimeout:        keepTime,
-		ExpectContinueTimeout:  time.Second,
+		// What waits for a sandbox that does not read waits here, for all sandboxes together.
+		HTTP2:                 &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10, MaxReceiveBufferPerConnection: 4 << 20},
+		MaxIdleConnsPerHost:   32,
+		IdleConnTimeout:       keepTime,
+		ExpectContinueTimeout: time.Second,
 	}
 }
 
@@ -492,7 +504,13 @@ func (s *countedSocket) Write(p []byte) (int, error) {
 // failed answers for a server that could not be asked.
 func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	f := r.Context().Value(flowKey{}).(*flow)
-	status, text := http.StatusBadGateway, "the server could not be asked: "+err.Error()
+	// What a server said may stand in the error, and in that a secret.
+	status, text := http.StatusBadGateway, "the server did not answer as a server does"
+	var cert *tls.CertificateVerificationError
+	var dial *net.OpError
+	if errors.As(err, &cert) || errors.As(err, &dial) {
+		text = "the server could not be asked: " + err.Error()
+	}
 	var d *deniedError
 	var s *secretError
 	var t net.Error

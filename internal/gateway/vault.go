@@ -208,6 +208,17 @@ func (c *card) secrets(r *Rules, v *vault, ask policy.Request) (*use, error) {
 	return u, err
 }
 
+// still says whether a request that was to get a secret would get the same value now.
+func (u *use) still(c *card) bool {
+	if u.grant == nil {
+		return true
+	}
+	now := c.vault.Load().secrets[u.grant.Secret]
+	return now.Sealed == u.v.secrets[u.grant.Secret].Sealed && slices.ContainsFunc(c.policy().Grants(), func(g policy.Grant) bool {
+		return g.Name == u.grant.Name && g.Secret == u.grant.Secret
+	})
+}
+
 // send puts the secret into a request, records that, and sends it.
 func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	in, err := u.v.injector(u.grant)
@@ -229,6 +240,9 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 		e := f.entry("secret.use")
 		e.Secret, e.Method, e.Path, e.Inspected = strings.Join(used, ", "), f.request.Method, f.request.Path, true
 		if err := f.card.record(e); err != nil {
+			if r.Body != nil {
+				r.Body.Close() // it may be being unpacked
+			}
 			return nil, err
 		}
 	}

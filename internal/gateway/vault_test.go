@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -381,4 +382,69 @@ func (in *inside) open(t *testing.T, host string) (io.ReadWriteCloser, *bufio.Re
 	}
 	tc := in.tls(c, host)
 	return tc, bufio.NewReader(tc)
+}
+
+// What a broken server says is not told to the sandbox: it may be the secret.
+func TestBrokenAnswer(t *testing.T) {
+	l, _, _, in := bankLab(t)
+	ln := l.listen("11.1.1.1:443")
+	cert := l.cert("bank.lab")
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				tc := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}})
+				defer tc.Close()
+				r, err := http.ReadRequest(bufio.NewReader(tc))
+				if err != nil {
+					return
+				}
+				fmt.Fprintf(tc, "HTTP/1.1 200 OK\r\nbad token %s\r\n\r\n", r.Header.Get("Authorization"))
+			}()
+		}
+	}()
+	res, err := in.do(t, "GET", "https://bank.lab/v1/x", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := whole(t, res); res.StatusCode != http.StatusBadGateway || strings.Contains(text, canary) || !strings.Contains(text, "did not answer") {
+		t.Errorf("the sandbox is told %s", text)
+	}
+}
+
+// An address that a new policy denies is not reached by a connection from before it.
+func TestAddressDeniedLater(t *testing.T) {
+	l := newLab(t)
+	l.name("web.lab", "11.1.1.1")
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/long" {
+			io.WriteString(w, "begun")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}
+	}), "web.lab")
+	in := l.sandbox("one", "allow: [{host: web.lab, inspect: true}]")
+	client := in.client()
+	long, err := client.Get("https://web.lab/long")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Body.Close()
+	if err := l.g.SetPolicy("one", Rules{Policy: l.policy("allow: [{host: web.lab, inspect: true}]\ndeny: [{cidr: 11.1.1.1/32}]")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, long.Body); err == nil {
+		t.Error("what was under way goes on to its end")
+	}
+	res, err := client.Get("https://web.lab/new")
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != http.StatusForbidden {
+		t.Errorf("a new request: %s", res.Status)
+	}
 }
