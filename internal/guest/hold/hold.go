@@ -29,6 +29,8 @@ const (
 	Command = "warren-hold"
 	// running ends the names of holds that last while a lock does.
 	running = ".run"
+	// unready ends the names of those that are being made.
+	unready = ".new"
 	// maxHolds bounds how many files are looked at.
 	maxHolds = 1000
 )
@@ -54,6 +56,13 @@ func (d Dir) Now(now time.Time) (n int, until time.Time) {
 	names, _ := f.Readdirnames(maxHolds) // what was read counts
 	for _, name := range names {
 		path := filepath.Join(string(d), name)
+		if strings.HasSuffix(name, running+unready) {
+			// It is being made, and is no hold yet, or whoever made it was killed.
+			if st, err := os.Lstat(path); err == nil && now.Sub(st.ModTime()) > time.Minute {
+				_ = os.Remove(path)
+			}
+			continue
+		}
 		u, ok := held(path)
 		if !ok || !u.After(now) {
 			_ = os.Remove(path)
@@ -181,12 +190,12 @@ func (d Dir) run(length time.Duration, command []string) (code int, err error) {
 	// What a terminal sends comes to the command as well; the rest is handed on, as soon as it runs.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
-	f, err := os.CreateTemp(string(d), "*"+running+".new")
+	f, err := os.CreateTemp(string(d), "*"+running+unready)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	name := strings.TrimSuffix(f.Name(), ".new")
+	name := strings.TrimSuffix(f.Name(), unready)
 	_, err = f.WriteString(length.String() + "\n")
 	if err == nil {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
