@@ -257,7 +257,8 @@ func (s *Server) exchange(w http.ResponseWriter, r *http.Request, t target, g gr
 
 // refuse answers a request that goes no further, whose body nobody reads.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *problem, t target) {
-	if r.ProtoMajor == 1 && r.ContentLength != 0 {
+	if r.ProtoMajor == 1 && (r.ContentLength != 0 || p == denied) {
+		// A stranger's connection is of no further use, and would be kept for its idle time.
 		w.Header().Set("Connection", "close")
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	}
