@@ -59,10 +59,8 @@ func crashChild(dir string) {
 func TestKill(t *testing.T) {
 	t.Parallel()
 	rounds := 100
-	if os.Getenv("WARREN_SOAK") != "" {
+	if testenv.Soak() {
 		rounds = 5000
-	} else if testing.Short() {
-		rounds = 20
 	}
 	testenv.NeedsLinux(t)
 	dir := t.TempDir()

@@ -34,19 +34,7 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 func benchmarkStream(b *testing.B, serve func(net.Conn), use func(net.Conn, int64) error) {
 	l := newLab(b)
 	l.name("raw.lab", "11.1.1.3")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				serve(c)
-			}()
-		}
-	}()
+	l.serve("11.1.1.3:9000", serve)
 	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}")
 	a, err := in.lookup("raw.lab")
 	if err != nil {
@@ -97,19 +85,9 @@ func BenchmarkRequest(b *testing.B) {
 func BenchmarkConnect(b *testing.B) {
 	l := newLab(b)
 	l.name("raw.lab", "11.1.1.3")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.CopyN(c, c, 1)
-			}()
-		}
-	}()
+	l.serve("11.1.1.3:9000", func(c net.Conn) {
+		io.CopyN(c, c, 1)
+	})
 	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}")
 	a, err := in.lookup("raw.lab")
 	if err != nil {
@@ -135,19 +113,7 @@ func BenchmarkConnect(b *testing.B) {
 func TestNothingStays(t *testing.T) {
 	l := newLab(t)
 	l.name("raw.lab", "11.1.1.3")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.Copy(c, c)
-			}()
-		}
-	}()
+	l.serve("11.1.1.3:9000", echo)
 	before := 0
 	for round := range 20 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {

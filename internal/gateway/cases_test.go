@@ -126,16 +126,7 @@ func TestCeilings(t *testing.T) {
 	for i := range 5 {
 		l.name(fmt.Sprintf("n%d.many.lab", i), "11.1.1.3")
 	}
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() { io.Copy(c, c); c.Close() }()
-		}
-	}()
+	l.serve("11.1.1.3:9000", echo)
 	in := l.sandbox("one", `
 allow:
   - {host: raw.lab, protocol: tcp, ports: [9000]}

@@ -31,19 +31,9 @@ func TestFlat(t *testing.T) {
 	l.name("raw.lab", "11.1.1.3")
 	l.name("api.lab", "11.1.1.1")
 	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }), "api.lab")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.CopyN(c, c, 1)
-			}()
-		}
-	}()
+	l.serve("11.1.1.3:9000", func(c net.Conn) {
+		io.CopyN(c, c, 1)
+	})
 	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}\n  - {host: api.lab, inspect: true}\n")
 	// The test's side does not wait for what cannot come either: it would be that which is measured.
 	linger := tcpip.TCPTimeWaitTimeoutOption(time.Millisecond)

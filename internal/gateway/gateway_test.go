@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -162,16 +163,7 @@ func TestNames(t *testing.T) {
 func TestPortAgain(t *testing.T) {
 	l := newLab(t)
 	l.name("raw.lab", "11.1.1.3")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			c.Close()
-		}
-	}()
+	l.serve("11.1.1.3:9000", func(net.Conn) {})
 	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}")
 	a, err := in.lookup("raw.lab")
 	if err != nil {

@@ -203,16 +203,7 @@ func TestReload(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	}), "api.lab")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() { io.Copy(c, c); c.Close() }()
-		}
-	}()
+	l.serve("11.1.1.3:9000", echo)
 	in := l.sandbox("one", inspected+"  - {host: raw.lab, protocol: tcp, ports: [9000]}\n")
 	a, err := in.lookup("raw.lab")
 	if err != nil {

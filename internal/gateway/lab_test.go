@@ -157,6 +157,26 @@ func (l *lab) listen(address string) net.Listener {
 	return ln
 }
 
+// serve handles each connection to an address, and hangs up when that is done.
+func (l *lab) serve(address string, handle func(net.Conn)) {
+	ln := l.listen(address)
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c)
+			}()
+		}
+	}()
+}
+
+// echo says what it hears.
+func echo(c net.Conn) { io.Copy(c, c) }
+
 // web serves HTTP at an address, with TLS for names if there are any.
 func (l *lab) web(address string, h http.Handler, names ...string) {
 	ln := l.listen(address)

@@ -5,6 +5,7 @@ package gateway
 import (
 	"context"
 	"io"
+	"net"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -21,19 +22,9 @@ import (
 func TestSamePort(t *testing.T) {
 	l := newLab(t)
 	l.name("raw.lab", "11.1.1.3")
-	ln := l.listen("11.1.1.3:9000")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.WriteString(c, "bye")
-			}()
-		}
-	}()
+	l.serve("11.1.1.3:9000", func(c net.Conn) {
+		io.WriteString(c, "bye")
+	})
 	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}\n")
 	raw, err := in.lookup("raw.lab")
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -387,25 +388,16 @@ func (in *inside) open(t *testing.T, host string) (io.ReadWriteCloser, *bufio.Re
 // What a broken server says is not told to the sandbox: it may be the secret.
 func TestBrokenAnswer(t *testing.T) {
 	l, _, _, in := bankLab(t)
-	ln := l.listen("11.1.1.1:443")
 	cert := l.cert("bank.lab")
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				tc := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}})
-				defer tc.Close()
-				r, err := http.ReadRequest(bufio.NewReader(tc))
-				if err != nil {
-					return
-				}
-				fmt.Fprintf(tc, "HTTP/1.1 200 OK\r\nbad token %s\r\n\r\n", r.Header.Get("Authorization"))
-			}()
+	l.serve("11.1.1.1:443", func(c net.Conn) {
+		tc := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}})
+		defer tc.Close()
+		r, err := http.ReadRequest(bufio.NewReader(tc))
+		if err != nil {
+			return
 		}
-	}()
+		fmt.Fprintf(tc, "HTTP/1.1 200 OK\r\nbad token %s\r\n\r\n", r.Header.Get("Authorization"))
+	})
 	res, err := in.do(t, "GET", "https://bank.lab/v1/x", "")
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,3 @@ func (p *Policy) Inspects() bool {
 	}
 	return false
 }
-
-// Decide says whether all of a request is allowed: the lookup of its host, the connection, and what is asked, if it has a method. A name is taken
-// to resolve to a public address.
-func (p *Policy) Decide(r Request) Verdict { return p.decide(r) }

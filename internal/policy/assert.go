@@ -49,7 +49,7 @@ func (p *Policy) Test() []Failure {
 		if a.err != nil {
 			v.Reason = a.err.Error()
 		} else {
-			v = p.decide(a.req)
+			v = p.Decide(a.req)
 		}
 		if v.Allow != a.allow {
 			list = append(list, Failure{Line: a.line, Test: a.text, Verdict: v})
@@ -61,9 +61,9 @@ func (p *Policy) Test() []Failure {
 // Tests returns how many tests the policy's file has.
 func (p *Policy) Tests() int { return len(p.tests) }
 
-// decide asks all questions about a request, in the gateway's order, and returns the answer that settles it. Without a
-// method it stops at the connection.
-func (p *Policy) decide(r Request) Verdict {
+// Decide says whether all of a request is allowed: it asks all questions about it, in the gateway's order, and returns the answer that settles it.
+// Without a method it stops at the connection. A name is taken to resolve to a public address.
+func (p *Policy) Decide(r Request) Verdict {
 	if _, literal := r.Host.Addr(); !literal {
 		if v := p.Lookup(r.Host); !v.Allow {
 			return v

@@ -23,7 +23,7 @@ type Step struct {
 // which it does not fit, then rules that nearly name it, then the verdict as the last step. A request without a method
 // is a connection.
 func (p *Policy) Explain(r Request) []Step {
-	v := p.decide(r)
+	v := p.Decide(r)
 	var steps []Step
 	if !r.Host.canonical() {
 		return append(steps, Step{Rule: v.Rule, Decided: true, Detail: v.summary()})
