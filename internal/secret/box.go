@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+
+	"golang.org/x/sync/singleflight"
 )
 
 // Errors of sealed values.
@@ -159,6 +161,10 @@ func valueCipher(master, salt []byte) (cipher.AEAD, error) {
 
 // cache holds data keys that a KMS opened, so that it is asked once for each.
 type cache struct {
+	// sealing is held while a data key to seal with is made, open joins those who wait for one to be opened.
+	sealing sync.Mutex
+	open    singleflight.Group
+
 	mu   sync.Mutex
 	keys map[string][]byte // wrapped → data key
 	own  []byte            // wrapped, of the key to seal with

@@ -345,6 +345,63 @@ func TestKMS(t *testing.T) {
 	}
 }
 
+// A data key that does not come keeps nobody from another one, and is asked for once.
+func TestKMSHangs(t *testing.T) {
+	log, stuck := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "stuck")
+	k := kms(t, fmt.Sprintf(`if [ "$1" = seal ]; then tr '\000-\377' '\200-\377\000-\177'; exit; fi
+tr '\000-\377' '\200-\377\000-\177' >%[1]s.$$; sum=$(cksum <%[1]s.$$); echo "$sum" >>%[1]s
+if [ "$sum" = "$(cat %[2]s 2>/dev/null)" ]; then while [ -e %[2]s ]; do sleep 0.01; done; fi
+cat %[1]s.$$`, log, stuck))
+	var sealed []string
+	for range 2 {
+		s, err := NewBox(key(t, k)).Seal(t.Context(), "n", []byte("tok_0123456789abcdef"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sealed = append(sealed, s)
+	}
+	sums, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(sums), "\n")
+	if err := os.WriteFile(stuck, []byte(first+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := NewBox(key(t, k))
+	waiting := make(chan error, 3)
+	for range cap(waiting) {
+		go func() {
+			_, err := b.Open(t.Context(), "n", sealed[0])
+			waiting <- err
+		}()
+	}
+	for n := 1; ; time.Sleep(time.Millisecond) {
+		if text, _ := os.ReadFile(log); strings.Count(string(text), first) > n {
+			break
+		}
+	}
+	if v, err := b.Open(t.Context(), "n", sealed[1]); err != nil || string(v) != "tok_0123456789abcdef" {
+		t.Errorf("another data key meanwhile: %q, %v", v, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Open(ended, "n", sealed[0]); !errors.Is(err, context.Canceled) {
+		t.Errorf("who gives up: %v", err)
+	}
+	if err := os.Remove(stuck); err != nil {
+		t.Fatal(err)
+	}
+	for range cap(waiting) {
+		if err := <-waiting; err != nil {
+			t.Error(err)
+		}
+	}
+	if text, _ := os.ReadFile(log); strings.Count(string(text), first) != 2 {
+		t.Errorf("it was asked more than once:\n%s", text)
+	}
+}
+
 func TestKMSMisuse(t *testing.T) {
 	ctx := t.Context()
 	for name, tt := range map[string]struct{ script, want string }{

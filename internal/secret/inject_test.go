@@ -489,7 +489,7 @@ func TestEndToEnd(t *testing.T) {
 			return
 		}
 		defer res.Body.Close()
-		if err := scrub.Response(res, nil); err != nil {
+		if err := scrub.Response(res, Tell{}); err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
 		}

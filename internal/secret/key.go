@@ -304,10 +304,13 @@ func (k *Key) toSeal(ctx context.Context) (master, wrapped []byte, err error) {
 	if k.kms == nil {
 		return k.master, nil, nil
 	}
+	k.cache.sealing.Lock()
+	defer k.cache.sealing.Unlock()
 	k.cache.mu.Lock()
-	defer k.cache.mu.Unlock()
-	if k.cache.own != nil {
-		return k.cache.keys[string(k.cache.own)], k.cache.own, nil
+	master, wrapped = k.cache.keys[string(k.cache.own)], k.cache.own
+	k.cache.mu.Unlock()
+	if wrapped != nil {
+		return master, wrapped, nil
 	}
 	data := make([]byte, keySize)
 	if _, err := rand.Read(data); err != nil {
@@ -328,6 +331,8 @@ func (k *Key) toSeal(ctx context.Context) (master, wrapped []byte, err error) {
 	if !slices.Equal(back, data) {
 		return nil, nil, fmt.Errorf("the KMS command %s does not open what it sealed", k.kms.Command)
 	}
+	k.cache.mu.Lock()
+	defer k.cache.mu.Unlock()
 	k.cache.own = wrapped
 	k.cache.keys[string(wrapped)] = data
 	return data, wrapped, nil
@@ -344,17 +349,32 @@ func (k *Key) toOpen(ctx context.Context, wrapped []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: its data key has %d bytes", ErrSealed, len(wrapped))
 	}
 	k.cache.mu.Lock()
-	defer k.cache.mu.Unlock()
-	if data := k.cache.keys[string(wrapped)]; data != nil {
+	data := k.cache.keys[string(wrapped)]
+	k.cache.mu.Unlock()
+	if data != nil {
 		return data, nil
 	}
-	data, err := k.kms.run(ctx, "open", wrapped)
-	if err != nil {
-		return nil, err
+	// Whoever wants the same data key waits for one run of the program; a run that hangs keeps nobody from another.
+	opened := k.cache.open.DoChan(string(wrapped), func() (any, error) {
+		data, err := k.kms.run(context.WithoutCancel(ctx), "open", wrapped)
+		if err != nil {
+			return nil, err
+		}
+		if len(data) != keySize {
+			return nil, fmt.Errorf("the KMS command %s open wrote %d bytes; want %d", k.kms.Command, len(data), keySize)
+		}
+		k.cache.mu.Lock()
+		defer k.cache.mu.Unlock()
+		k.cache.keys[string(wrapped)] = data
+		return data, nil
+	})
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case r := <-opened:
+		if r.Err != nil {
+			return nil, r.Err
+		}
+		return r.Val.([]byte), nil
 	}
-	if len(data) != keySize {
-		return nil, fmt.Errorf("the KMS command %s open wrote %d bytes; want %d", k.kms.Command, len(data), keySize)
-	}
-	k.cache.keys[string(wrapped)] = data
-	return data, nil
 }

@@ -83,6 +83,19 @@ func (m *matcher) find(b []byte, from int) (at, which int) {
 	return -1, -1
 }
 
+// at returns the longest text that stands at a place in b, -1 when none does.
+func (m *matcher) at(b []byte, i int) int {
+	best := -1
+	if rest := b[i:]; len(rest) >= block {
+		for n := m.head[m.hash(rest[0], rest[1], rest[2])]; n > 0; n = m.nextHead[n-1] {
+			if t := m.texts[n-1]; len(t) <= len(rest) && (best < 0 || len(t) > len(m.texts[best])) && string(rest[:len(t)]) == t {
+				best = int(n - 1)
+			}
+		}
+	}
+	return best
+}
+
 // alive returns the first place in b at or after from where a text may begin that goes on after b's end; len(b) when
 // there is none.
 func (m *matcher) alive(b []byte, from int) int {

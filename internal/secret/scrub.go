@@ -22,6 +22,7 @@ type Pair struct {
 // forms match, the leftmost counts, and the longest of those that begin together.
 type Scrubber struct {
 	m     *matcher
+	near  *matcher // the first half of each text, by the same order
 	with  []string
 	which []Found // by text
 	lower []string
@@ -35,13 +36,13 @@ type Found struct {
 	At   int64
 }
 
-// maxPairs bounds what one scrubber looks for; each value has some 10 to 40 forms.
-const maxPairs = 256
+// MaxPairs bounds what one scrubber looks for; each value has some 10 to 40 forms.
+const MaxPairs = 256
 
 // NewScrubber returns a scrubber. Of two placeholders for one value, the first is shown. Values must pass [CheckValue].
 func NewScrubber(pairs ...Pair) (*Scrubber, error) {
-	if len(pairs) > maxPairs {
-		return nil, fmt.Errorf("%d secrets for one scrubber; %d at most", len(pairs), maxPairs)
+	if len(pairs) > MaxPairs {
+		return nil, fmt.Errorf("%d secrets for one scrubber; %d at most", len(pairs), MaxPairs)
 	}
 	s := &Scrubber{}
 	var texts []string
@@ -61,6 +62,11 @@ func NewScrubber(pairs ...Pair) (*Scrubber, error) {
 		}
 	}
 	s.m = newMatcher(texts)
+	halves := make([]string, len(texts))
+	for i, t := range texts {
+		halves[i] = t[:(len(t)+1)/2]
+	}
+	s.near = newMatcher(halves)
 	return s, nil
 }
 
@@ -86,7 +92,7 @@ func (s *Scrubber) String(text string) (string, int) {
 // Reader returns what src gives with every value replaced. It hands on at once what cannot belong to a value: at most
 // as many bytes as the longest form has, less one, wait for more. When src fails other than by its end, these are lost.
 func (s *Scrubber) Reader(src io.Reader) *Reader {
-	return &Reader{m: s.m, with: s.with, src: src}
+	return &Reader{m: s.m, near: s.near, with: s.with, src: src}
 }
 
 // Search calls found for every value in what src gives.
@@ -140,6 +146,11 @@ type Reader struct {
 	ready int    // buf[pos:ready] can be handed on
 	err   error  // of src
 	count atomic.Int64
+
+	// missed, when not nil, is told of the text whose first half came without the second. Its error ends the stream.
+	missed func(which int) error
+	near   *matcher
+	judged int // missed knows of what begins before it in buf
 }
 
 // Count returns how many values were replaced up to now.
@@ -188,6 +199,11 @@ func (r *Reader) step() bool {
 	case !errors.Is(r.err, io.EOF):
 		return false
 	}
+	if err := r.judge(limit); err != nil {
+		r.err = err
+		r.pos, r.ready = r.end, 0
+		return false
+	}
 	at, which := r.m.find(b, r.pos)
 	switch {
 	case at == r.pos && at < limit && r.with == nil:
@@ -207,10 +223,34 @@ func (r *Reader) step() bool {
 	return r.ready > r.pos
 }
 
+// judge tells missed of the texts that begin in the buffer before limit, where it is known whether they go on, and do not.
+func (r *Reader) judge(limit int) error {
+	if r.missed == nil {
+		return nil
+	}
+	b := r.buf[:r.end]
+	for from := max(r.judged, r.pos); ; {
+		at, which := r.near.find(b, from)
+		if at < 0 || at >= limit {
+			r.judged = max(from, limit)
+			return nil
+		}
+		if whole := r.m.at(b, at); whole >= 0 {
+			from = at + len(r.m.texts[whole])
+			continue
+		}
+		if err := r.missed(which); err != nil {
+			return err
+		}
+		from = at + len(r.near.texts[which])
+	}
+}
+
 func (r *Reader) fill() int {
 	if r.buf == nil {
 		r.buf = make([]byte, max(readSize, 2*r.m.max))
 	}
+	r.judged = max(r.judged-r.pos, 0)
 	r.end = copy(r.buf, r.buf[r.pos:r.end])
 	r.pos, r.ready = 0, 0
 	n, err := r.src.Read(r.buf[r.end:])
@@ -273,12 +313,29 @@ func (s *Scrubber) foldedName(name string) bool {
 	return false
 }
 
+// Tell is what [Scrubber.Response] tells of an answer. Either may be nil.
+type Tell struct {
+	// Found is told how many values were replaced: once for what is known before the body, and once at its end.
+	Found func(n int64)
+	// Half is told of a pair of which at least half a form came, and then something else. What may be a value is held back until
+	// more has come, which can be seen: who has the server say what he likes can guess a value letter by letter, and comes by here.
+	// An error ends the body.
+	Half func(pair int) error
+}
+
+func (s *Scrubber) misses(tell Tell) func(which int) error {
+	if tell.Half == nil {
+		return nil
+	}
+	return func(which int) error { return tell.Half(s.which[which].Pair) }
+}
+
 // Response replaces values in an answer: status line, headers, trailers, and the body as it is read. The body loses its
 // stated length, and gzip, which is opened on the way. Any other encoding is an error that matches [ErrOpaque]: the answer must
 // not be handed on. After a switch of protocols (101) nothing can be replaced, for lengths are part of the frames; there
-// the stream ends with an error where a value would appear. Headers of answers before it (1xx) are [Scrubber.Header]'s. found,
-// when not nil, is told how many were replaced: once for what is known before the body, and once at its end.
-func (s *Scrubber) Response(res *http.Response, found func(n int64)) error {
+// the stream ends with an error where a value would appear. Headers of answers before it (1xx) are [Scrubber.Header]'s.
+func (s *Scrubber) Response(res *http.Response, tell Tell) error {
+	found := tell.Found
 	if found == nil {
 		found = func(int64) {}
 	}
@@ -290,7 +347,7 @@ func (s *Scrubber) Response(res *http.Response, found func(n int64)) error {
 		found(int64(n))
 	}
 	if res.StatusCode == http.StatusSwitchingProtocols {
-		s.guardUpgrade(res, found)
+		s.guardUpgrade(res, found, s.misses(tell))
 		return nil
 	}
 	head := res.Request != nil && res.Request.Method == http.MethodHead
@@ -313,6 +370,7 @@ func (s *Scrubber) Response(res *http.Response, found func(n int64)) error {
 	deleteHeader(res.Header, "Content-Length")
 	res.ContentLength = -1
 	r := s.Reader(src)
+	r.missed = s.misses(tell)
 	res.Body = &body{Reader: r, Closer: res.Body, end: func() error {
 		if n := r.Count() + int64(s.Header(res.Trailer)); n > 0 {
 			found(n)
@@ -325,12 +383,12 @@ func (s *Scrubber) Response(res *http.Response, found func(n int64)) error {
 // ErrShown is what a stream ends with in which a value appeared that cannot be replaced.
 var ErrShown = errors.New("a secret appeared in a stream in which it cannot be replaced")
 
-func (s *Scrubber) guardUpgrade(res *http.Response, found func(int64)) {
+func (s *Scrubber) guardUpgrade(res *http.Response, found func(int64), missed func(int) error) {
 	both, ok := res.Body.(io.ReadWriteCloser)
 	if !ok {
 		return
 	}
-	r := &Reader{m: s.m, src: both, found: func(int) error { found(1); return ErrShown }}
+	r := &Reader{m: s.m, near: s.near, src: both, found: func(int) error { found(1); return ErrShown }, missed: missed}
 	res.Body = struct {
 		io.Reader
 		io.Writer

@@ -384,7 +384,7 @@ func TestScrubErrors(t *testing.T) {
 	if _, err := NewScrubber(Pair{[]byte("short"), "x"}); !errors.Is(err, ErrValue) {
 		t.Errorf("a short value: %v", err)
 	}
-	if _, err := NewScrubber(make([]Pair, maxPairs+1)...); err == nil {
+	if _, err := NewScrubber(make([]Pair, MaxPairs+1)...); err == nil {
 		t.Error("too many values are taken")
 	}
 }
@@ -412,7 +412,7 @@ func TestScrubResponse(t *testing.T) {
 	res.Status = "200 " + value
 	res.Trailer = http.Header{"X-Sum": nil, "X-" + value: nil}
 	var found []int64
-	if err := s.Response(res, func(n int64) { found = append(found, n) }); err != nil {
+	if err := s.Response(res, Tell{Found: func(n int64) { found = append(found, n) }}); err != nil {
 		t.Fatal(err)
 	}
 	text, err := io.ReadAll(&trailing{res.Body, func() { res.Trailer.Set("X-Sum", value) }})
@@ -434,7 +434,7 @@ func TestScrubResponse(t *testing.T) {
 	res = answer(200, nil, nil)
 	res.Trailer = http.Header{"X-Sum": nil}
 	res.Body = io.NopCloser(&trailing{strings.NewReader("x"), func() { res.Trailer.Set("X-Sum", value) }})
-	if err := s.Response(res, nil); err != nil {
+	if err := s.Response(res, Tell{}); err != nil {
 		t.Fatal(err)
 	}
 	if io.ReadAll(res.Body); res.Trailer.Get("X-Sum") != shown {
@@ -447,24 +447,24 @@ func TestScrubResponse(t *testing.T) {
 	gz.Write([]byte("<" + value + ">"))
 	gz.Close()
 	res = answer(200, http.Header{"Content-Encoding": {"GZIP"}}, &packed)
-	if err := s.Response(res, nil); err != nil {
+	if err := s.Response(res, Tell{}); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := io.ReadAll(res.Body); err != nil || string(text) != "<"+shown+">" || res.Header.Get("Content-Encoding") != "" {
 		t.Errorf("gzip: %q, %v, %v", text, err, res.Header)
 	}
 	for _, coding := range []string{"br", "zstd", "gzip, br", "deflate", "unknown"} {
-		if err := s.Response(answer(200, http.Header{"content_encoding": {coding}}, strings.NewReader("x")), nil); !errors.Is(err, ErrOpaque) {
+		if err := s.Response(answer(200, http.Header{"content_encoding": {coding}}, strings.NewReader("x")), Tell{}); !errors.Is(err, ErrOpaque) {
 			t.Errorf("%s: %v", coding, err)
 		}
 	}
 	res = answer(200, nil, strings.NewReader("x"))
 	res.TransferEncoding = []string{"gzip", "chunked"}
-	if err := s.Response(res, nil); !errors.Is(err, ErrOpaque) {
+	if err := s.Response(res, Tell{}); !errors.Is(err, ErrOpaque) {
 		t.Errorf("a transfer coding: %v", err)
 	}
 	res = answer(204, http.Header{"Content-Encoding": {"br"}}, http.NoBody)
-	if err := s.Response(res, nil); err != nil {
+	if err := s.Response(res, Tell{}); err != nil {
 		t.Errorf("no body: %v", err)
 	}
 }
@@ -499,7 +499,7 @@ func TestScrubUpgrade(t *testing.T) {
 	var sent bytes.Buffer
 	res.Body = duplex{strings.NewReader("\x81\x05hello\x81\x14" + value), &sent}
 	n := int64(0)
-	if err := s.Response(res, func(k int64) { n += k }); err != nil {
+	if err := s.Response(res, Tell{Found: func(k int64) { n += k }}); err != nil {
 		t.Fatal(err)
 	}
 	io.WriteString(res.Body.(io.Writer), "frame")
@@ -507,6 +507,77 @@ func TestScrubUpgrade(t *testing.T) {
 	if !errors.Is(err, ErrShown) || string(got) != "\x81\x05hello\x81\x14" || sent.String() != "frame" || n != 1 {
 		t.Errorf("%q, %v, sent %q, %d", got, err, sent.String(), n)
 	}
+}
+
+// What begins as a value and goes on otherwise is told of, wherever reads end; a whole value is not.
+func TestScrubHalves(t *testing.T) {
+	t.Parallel()
+	const first, second = "tok_0123456789abcdef", `p"a\s/s<w>o&r'd+=?%~ x`
+	s := scrubber(t, first, second)
+	for _, tt := range []struct {
+		text string
+		want []int
+	}{
+		{"nothing of it", nil},
+		{first, nil},
+		{first + first + hex.EncodeToString([]byte(first)), nil},
+		{first[:9], nil},
+		{first[:10], []int{0}},
+		{first[:10] + first, []int{0}},
+		{"<" + first[:19] + ">", []int{0}},
+		{"<" + first[:12] + "> <" + first[:13] + ">" + first, []int{0, 0}},
+		{hex.EncodeToString([]byte(first))[:20] + "zz", []int{0}},
+		{hex.EncodeToString([]byte(first))[:19] + "zz", nil},
+		{url.QueryEscape(second)[:30] + "%", []int{1}},
+		{base64.RawStdEncoding.EncodeToString([]byte("u:" + first))[:18] + "-", []int{0}},
+	} {
+		for _, size := range []int{1, 2, 7, len(tt.text) + 1} {
+			var got []int
+			r := s.Reader(&chunks{text: tt.text, cuts: every(size, len(tt.text))})
+			r.missed = s.misses(Tell{Half: func(pair int) error { got = append(got, pair); return nil }})
+			if _, err := io.ReadAll(r); err != nil || !slices.Equal(got, tt.want) {
+				t.Errorf("%q by %d: %v, %v; want %v", tt.text, size, got, err, tt.want)
+			}
+		}
+	}
+
+	enough := errors.New("enough")
+	for _, status := range []int{200, 101} {
+		res := answer(status, nil, nil)
+		src, in := io.Pipe()
+		res.Body = duplex{src, in}
+		n := 0
+		if err := s.Response(res, Tell{Half: func(int) error {
+			if n++; n == 3 {
+				return enough
+			}
+			return nil
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		// The guess of a letter: what is held back is a right one.
+		go func() {
+			for _, c := range "abcdefghij" {
+				if _, err := io.WriteString(in, first[:10]+string(c)+"."); err != nil {
+					return
+				}
+			}
+			in.Close()
+		}()
+		got, err := io.ReadAll(res.Body)
+		src.Close()
+		if want := first[:10] + "a." + first[:10] + "b."; !errors.Is(err, enough) || string(got) != want || n != 3 {
+			t.Errorf("%d: %q, %v, told of %d", status, got, err, n)
+		}
+	}
+}
+
+// every returns cuts after each n bytes.
+func every(n, length int) (cuts []int) {
+	for at := n; at < length; at += n {
+		cuts = append(cuts, at)
+	}
+	return cuts
 }
 
 func TestRestrictEncoding(t *testing.T) {
@@ -542,6 +613,7 @@ func BenchmarkScrub(b *testing.B) {
 				buf := make([]byte, 32<<10)
 				for b.Loop() {
 					rd := s.Reader(bytes.NewReader(bodies[name]))
+					rd.missed = func(int) error { return nil }
 					for {
 						if _, err := rd.Read(buf); err != nil {
 							break

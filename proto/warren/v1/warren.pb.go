@@ -4101,7 +4101,7 @@ func (x *ListFlowsRequest) GetCalls() bool {
 
 type ListFlowsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use" or "secret.shown". The message is a reason;
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown" or "secret.guess". The message is a reason;
 	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, secret, and more (how many
 	// others like it have no record).
 	Flows         []*Event `protobuf:"bytes,1,rep,name=flows,proto3" json:"flows,omitempty"`
