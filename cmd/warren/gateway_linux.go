@@ -73,7 +73,7 @@ func (n *network) close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if list, err := n.c.List(ctx); err == nil && len(list) == 0 {
+	if list, _, err := n.c.List(ctx); err == nil && len(list) == 0 {
 		return n.c.Retire(ctx)
 	}
 	return n.c.Close()
@@ -153,7 +153,7 @@ func (n *network) Attached(ctx context.Context) (map[warren.SandboxID]string, er
 	if err != nil {
 		return nil, kind(err)
 	}
-	list, err := c.List(ctx)
+	list, _, err := c.List(ctx)
 	if err != nil {
 		return nil, kind(err)
 	}

@@ -25,7 +25,8 @@ func TestDevices(t *testing.T) {
 		{"Datagrams", TestDatagrams}, {"IPv6Inside", TestIPv6Inside}, {"Unrecorded", TestUnrecorded}, {"Ceilings", TestCeilings},
 		{"WebSocket", TestWebSocket}, {"NamesStay", TestNamesStay}, {"BrokenTwin", TestBrokenTwin},
 		{"Inspect", TestInspect}, {"Framing", TestFraming}, {"UpstreamCertificate", TestUpstreamCertificate}, {"Reload", TestReload},
-		{"NothingStays", TestNothingStays},
+		{"NothingStays", TestNothingStays}, {"Peers", TestPeers}, {"PeerNames", TestPeerNames}, {"PeerBytes", TestPeerBytes}, {"PeerUDP", TestPeerUDP},
+		{"PeersPart", TestPeersPart},
 	} {
 		t.Run(c.name, c.run)
 	}

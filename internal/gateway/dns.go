@@ -106,6 +106,15 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		d.deny(m, q, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
 		return
 	}
+	n, mine, err := d.c.private(h)
+	if mine {
+		d.peer(m, q, ask, n, h)
+		return
+	}
+	if err != nil {
+		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
+		return
+	}
 	p := d.c.policy()
 	if v := p.Lookup(h); !v.Allow {
 		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Rule: v.Rule, Reason: v.Reason})
@@ -132,11 +141,46 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 	case err != nil:
 		m.Rcode = dns.RcodeServerFailure
 		explain(m, q, dns.ExtendedErrorCodeNetworkError, err.Error())
-	case ask.Qtype == dns.TypeA:
-		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: ask.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: nameTTL}, A: v4.AsSlice()}}
 	default:
-		m.Answer = []dns.RR{&dns.AAAA{Hdr: dns.RR_Header{Name: ask.Name, Rrtype: dns.TypeAAAA, Class: dns.ClassINET, Ttl: nameTTL}, AAAA: v6.AsSlice()}}
+		addressed(m, ask, v4, v6)
 	}
+}
+
+// addressed answers with the address of the family that was asked for.
+func addressed(m *dns.Msg, ask dns.Question, v4, v6 netip.Addr) {
+	hdr := dns.RR_Header{Name: ask.Name, Rrtype: ask.Qtype, Class: dns.ClassINET, Ttl: nameTTL}
+	if ask.Qtype == dns.TypeA {
+		m.Answer = []dns.RR{&dns.A{Hdr: hdr, A: v4.AsSlice()}}
+	} else {
+		m.Answer = []dns.RR{&dns.AAAA{Hdr: hdr, AAAA: v6.AsSlice()}}
+	}
+}
+
+// peer answers for a name of the sandbox's private network, which nobody else is asked about.
+func (d *dnsServer) peer(m, q *dns.Msg, ask dns.Question, n Peers, h policy.Host) {
+	to, err := n.lookup(h)
+	if err != nil {
+		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
+		return
+	}
+	if ask.Qtype != dns.TypeA && ask.Qtype != dns.TypeAAAA {
+		return
+	}
+	d.c.names.mu.Lock()
+	_, known := d.c.names.byName[h]
+	d.c.names.mu.Unlock()
+	if !known {
+		if err := d.c.record(Entry{Action: "dns.allow", Host: h, Peer: to.ID, Rule: n.rule()}); err != nil {
+			m.Rcode = dns.RcodeServerFailure
+			return
+		}
+	}
+	v4, v6, ok := d.c.names.add(h)
+	if !ok {
+		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: "the sandbox has looked up more names than it can have"})
+		return
+	}
+	addressed(m, ask, v4, v6)
 }
 
 // name gives an allowed name its addresses, if it exists and can be reached.

@@ -37,6 +37,10 @@ func Record(log *audit.Log) func(Entry) error {
 		number("down", e.Down)
 		number("ms", e.Duration.Milliseconds())
 		number("more", e.More)
+		text("peer", e.Peer)
+		if e.Inward {
+			fields["inward"] = "true"
+		}
 		if e.Inspected {
 			fields["inspected"] = "true"
 		}

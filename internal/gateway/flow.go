@@ -45,6 +45,8 @@ type flow struct {
 	request   *policy.Request
 	inspected bool
 	up, down  atomic.Int64
+	// peer is set for a flow between two sandboxes, of which each has one.
+	peer *peer
 	// use is what a request has to do with secrets, nil if nothing; refused is why it was not sent for that.
 	use     *use
 	wrote   atomic.Bool // that its head was sent
@@ -66,6 +68,12 @@ func (f *flow) settle(p policy.Protocol, inspected bool) {
 
 // again decides on a flow that is open.
 func (f *flow) again(p *policy.Policy) policy.Verdict {
+	if f.peer != nil {
+		if v, denied := p.DeniesPeer(f.to.Host, f.to.Port, f.to.Protocol); denied && !f.peer.inward {
+			return v
+		}
+		return policy.Verdict{Allow: true, Rule: f.rule}
+	}
 	if f.request != nil {
 		v := p.Request(*f.request)
 		if a := f.addr.Load(); v.Allow && a != nil {
@@ -96,20 +104,39 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 	limits := c.policy().Limits()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if most := atMost(limits.Connections, maxFlows); f.request == nil && c.connections >= most {
-		return &limitError{fmt.Sprintf("%d connections are open, which is the most", most)}
+	if c.life.Err() != nil {
+		return errDetached // whoever gives its stack back waits for flows that are entered, and for no others
 	}
-	if f.request != nil && len(c.flows)-c.connections >= maxFlows {
-		return &limitError{fmt.Sprintf("%d requests are under way, which is the most", maxFlows)}
+	count, most, what := c.counter(f), maxFlows, "requests are under way"
+	switch {
+	case f.peer != nil && f.peer.inward:
+		// Its own ceiling is about what it does, not about what others do with it.
+		what = "connections from other sandboxes are open"
+	case f.request == nil:
+		most, what = atMost(limits.Connections, maxFlows), "connections are open"
 	}
-	if err := c.meter.left(limits); err != nil {
-		return err
+	if *count >= most {
+		return &limitError{fmt.Sprintf("%d %s, which is the most", most, what)}
+	}
+	if f.peer == nil {
+		if err := c.meter.left(limits); err != nil {
+			return err
+		}
 	}
 	c.flows[f] = true
-	if f.request == nil {
-		c.connections++
-	}
+	*count++
 	return nil
+}
+
+// counter returns what counts flows of a kind. The caller holds mu.
+func (c *card) counter(f *flow) *int {
+	switch {
+	case f.request != nil:
+		return &c.requests
+	case f.peer != nil && f.peer.inward:
+		return &c.inward
+	}
+	return &c.connections
 }
 
 // done takes a flow out.
@@ -117,8 +144,8 @@ func (c *card) done(f *flow) {
 	f.cancel(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.flows[f] && f.request == nil {
-		c.connections--
+	if c.flows[f] {
+		*c.counter(f)--
 	}
 	delete(c.flows, f)
 }
@@ -173,6 +200,16 @@ func (c *card) acceptTCP(r *tcp.ForwarderRequest) {
 	h, err := c.target(to.Addr())
 	if err != nil {
 		c.refuse(Entry{Addr: to.Addr().String(), Port: to.Port(), Protocol: policy.TCP, Reason: err.Error()})
+		r.Complete(true)
+		return
+	}
+	n, mine, err := c.private(h)
+	if mine {
+		c.peerTCP(r, n, h)
+		return
+	}
+	if err != nil {
+		c.refuse(Entry{Host: h, Port: to.Port(), Protocol: policy.TCP, Reason: err.Error()})
 		r.Complete(true)
 		return
 	}
@@ -396,17 +433,21 @@ func (f *flow) entry(action string) Entry {
 	if a := f.addr.Load(); a != nil {
 		e.Addr = a.String()
 	}
+	if f.peer != nil {
+		e.Peer, e.Inward = f.peer.id, f.peer.inward
+	}
 	return e
 }
 
 // relay carries bytes both ways until both sides have ended, one has failed or the flow is stopped.
 func (c *card) relay(f *flow, near, far net.Conn) {
 	stop := context.AfterFunc(f.life, func() {
-		far.Close()
-		if n, ok := near.(interface{ abort() }); ok {
-			n.abort()
-		} else {
-			near.Close()
+		for _, side := range []net.Conn{far, near} {
+			if n, ok := side.(interface{ abort() }); ok {
+				n.abort()
+			} else {
+				side.Close()
+			}
 		}
 	})
 	var both sync.WaitGroup
@@ -417,14 +458,20 @@ func (c *card) relay(f *flow, near, far net.Conn) {
 		}
 		closeWrite(to)
 	}
-	both.Go(func() { carry(far, near, &f.up, c.meter.up) })
-	both.Go(func() { carry(near, far, &f.down, c.meter.down) })
+	up, down := f.carried()
+	both.Go(func() { carry(far, near, &f.up, up) })
+	both.Go(func() { carry(near, far, &f.down, down) })
 	both.Wait()
 	stop()
+	c.closed(f, context.Cause(f.life))
+}
+
+// closed records the end of a flow.
+func (c *card) closed(f *flow, why error) {
 	e := f.entry("flow.close")
 	e.Up, e.Down, e.Duration = f.up.Load(), f.down.Load(), time.Since(f.started)
-	if err := context.Cause(f.life); err != nil {
-		e.Reason = err.Error()
+	if why != nil {
+		e.Reason = why.Error()
 	}
 	c.record(e)
 }
@@ -474,6 +521,14 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 	h, err := c.target(to.Addr())
 	if err != nil {
 		c.refuse(Entry{Addr: to.Addr().String(), Port: to.Port(), Protocol: policy.UDP, Reason: err.Error()})
+		return false
+	}
+	n, mine, err := c.private(h)
+	if mine {
+		return c.peerUDP(r, n, h)
+	}
+	if err != nil {
+		c.refuse(Entry{Host: h, Port: to.Port(), Protocol: policy.UDP, Reason: err.Error()})
 		return false
 	}
 	f.to.Host = h
@@ -551,10 +606,9 @@ func (c *card) exchange(f *flow, near, far net.Conn) {
 			}
 		}
 	}
-	both.Go(func() { carry(far, near, &f.up, c.meter.up) })
-	both.Go(func() { carry(near, far, &f.down, c.meter.down) })
+	up, down := f.carried()
+	both.Go(func() { carry(far, near, &f.up, up) })
+	both.Go(func() { carry(near, far, &f.down, down) })
 	both.Wait()
-	e := f.entry("flow.close")
-	e.Up, e.Down, e.Duration = f.up.Load(), f.down.Load(), time.Since(f.started)
-	c.record(e)
+	c.closed(f, nil)
 }

@@ -58,6 +58,8 @@ type Gateway struct {
 	cards  map[string]*card
 	past   map[string]*names // of sandboxes that have no card now
 	closed bool
+
+	peers peering
 }
 
 // New returns a gateway without a card.
@@ -75,6 +77,7 @@ func New(opts Options) *Gateway {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
+	g.peers = peering{networks: map[string]Peers{}, of: map[string]string{}, waking: map[string]*waking{}}
 	g.inspect = newInspector(g)
 	return g
 }
@@ -104,8 +107,8 @@ type card struct {
 
 	mu    sync.Mutex
 	flows map[*flow]bool
-	// connections is how many of them are no requests.
-	connections int
+	// How many of them are connections of the sandbox, requests of those, and connections of other sandboxes.
+	connections, requests, inward int
 }
 
 // ErrNotFound says that a sandbox has no card.
@@ -334,7 +337,7 @@ var errDetached = errors.New("the sandbox has no card any more")
 type Entry struct {
 	Sandbox string
 	Time    time.Time
-	// Action is "flow.open", "flow.close", "flow.deny", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown" or "secret.guess".
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown" or "secret.guess".
 	Action string
 	Host   policy.Host
 	// Addr is the address that was dialled, or that was asked for where there is no host.
@@ -350,6 +353,9 @@ type Entry struct {
 	Method   string
 	Path     string
 	Status   int
+	// Peer is the other sandbox of a flow within a private network, and Inward says that the flow is that one's.
+	Peer   string
+	Inward bool
 	// Inspected says that the gateway has seen what was said.
 	Inspected bool
 	// Secret names the grants whose secrets were used.

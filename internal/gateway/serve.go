@@ -32,13 +32,17 @@ type Server struct {
 	mu      sync.Mutex
 	clients int
 	lastUse time.Time
-	over    chan struct{}
-	once    sync.Once
+	// asks lead to the clients, who are asked there to start sandboxes.
+	asks map[chan string]bool
+	over chan struct{}
+	once sync.Once
 }
 
 // NewServer serves a gateway on a socket. build names the program, idle says how long to stay with no card and no client.
 func NewServer(g *Gateway, l *net.UnixListener, build string, idle time.Duration, log *slog.Logger) *Server {
-	return &Server{g: g, l: l, log: log, build: build, idle: idle, lastUse: time.Now(), over: make(chan struct{})}
+	s := &Server{g: g, l: l, log: log, build: build, idle: idle, lastUse: time.Now(), over: make(chan struct{}), asks: map[chan string]bool{}}
+	g.OnWake(s.wake)
+	return s
 }
 
 // Serve answers calls until Retire is called, by whomever. The cards stay as they are for the next gateway; the process is to end.
@@ -133,18 +137,56 @@ func (s *Server) handle(c *net.UnixConn) {
 
 // hold keeps a client until one of both sides ends.
 func (s *Server) hold(c *net.UnixConn) {
+	asks, gone := make(chan string, maxAsks), make(chan struct{})
 	s.mu.Lock()
 	s.clients++
+	s.asks[asks] = true
 	s.mu.Unlock()
 	go func() {
-		<-s.over
-		c.Close()
+		defer c.Close()
+		for {
+			select {
+			case <-s.over:
+				return
+			case <-gone:
+				return
+			case id := <-asks:
+				// A client that does not listen is none.
+				c.SetWriteDeadline(time.Now().Add(5 * time.Second))
+				if message.Write(c, &control.Notice{Wake: id}) != nil {
+					return
+				}
+			}
+		}
 	}()
 	io.Copy(io.Discard, c)
+	close(gone)
 	s.mu.Lock()
 	s.clients--
+	delete(s.asks, asks)
+	last := s.clients == 0
 	s.lastUse = time.Now()
 	s.mu.Unlock()
+	if last {
+		s.g.nobodyWakes()
+	}
+}
+
+// maxAsks is how many wishes to start a sandbox may wait for a client to take them.
+const maxAsks = 256
+
+// wake asks a client to start a sandbox.
+func (s *Server) wake(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for asks := range s.asks {
+		select {
+		case asks <- id:
+			return true
+		default:
+		}
+	}
+	return false
 }
 
 func kindOf(err error) string {
@@ -177,7 +219,24 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 				r.Cards = append(r.Cards, control.Attached{ID: id, Policy: d})
 			}
 		}
+		r.Networks = s.g.PeerNetworks()
 		return r, nil, nil
+	case control.OpPeers:
+		if req.Peers == nil {
+			return nil, nil, errors.New("no private network")
+		}
+		p := Peers{Key: req.Peers.Key, Name: req.Peers.Name, Digest: req.Peers.Digest}
+		for _, m := range req.Peers.Members {
+			p.Members = append(p.Members, Peer(m))
+		}
+		return &control.Response{}, nil, s.g.SetPeers(p)
+	case control.OpWoken:
+		var why error
+		if req.Why != "" {
+			why = errors.New(req.Why)
+		}
+		s.g.Woken(req.ID, why)
+		return &control.Response{}, nil, nil
 	case control.OpDetach:
 		s.g.Detach(req.ID)
 		return &control.Response{}, nil, nil

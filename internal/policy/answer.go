@@ -1,5 +1,7 @@
 package policy
 
+import "slices"
+
 // Inspects reports whether any connection is inspected under the policy.
 func (p *Policy) Inspects() bool {
 	if p.platformCredentialsOnly || len(p.grants) > 0 {
@@ -13,4 +15,35 @@ func (p *Policy) Inspects() bool {
 		}
 	}
 	return false
+}
+
+// DeniesPeer says whether a deny rule is about a connection to another sandbox of a private network, which needs no rule that allows it. One
+// over TCP may speak anything and is not looked into, so rules for https, for http and with conditions, which could not be asked about each
+// request, deny all of it.
+func (p *Policy) DeniesPeer(h Host, port uint16, proto Protocol) (Verdict, bool) {
+	if v, bad := p.refuseHost(h); bad {
+		return v, true
+	}
+	var buf [16]int32
+	for _, i := range p.deny.host(h, buf[:0]) {
+		r := p.deny.rules[i]
+		if !r.ports.has(port) || !(r.speaks(proto) || proto == TCP && (r.speaks(HTTPS) || r.speaks(HTTP))) {
+			continue
+		}
+		v := r.verdict(false)
+		if r.conditional() {
+			v.Reason += "; connections between sandboxes are not looked into, so that its conditions deny all of them"
+		}
+		return v, true
+	}
+	return Verdict{}, false
+}
+
+// Names says whether a rule names a host and could allow it, other than one for every host.
+func (p *Policy) Names(h Host) bool {
+	if p == nil || p.allow == nil || !h.canonical() {
+		return false
+	}
+	var buf [16]int32
+	return slices.ContainsFunc(p.allow.host(h, buf[:0]), func(i int32) bool { return !p.allow.rules[i].any })
 }

@@ -356,3 +356,51 @@ func TestConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestDeniesPeer asks about sandboxes of a private network, which need no rule that allows them and are denied by each that is about them.
+func TestDeniesPeer(t *testing.T) {
+	p := parse(t, `
+extends: open
+allow: ["*.named.internal"]
+deny:
+  - all.shop.internal
+  - {host: port.shop.internal, ports: [22]}
+  - {host: tcp.shop.internal, protocol: tcp}
+  - {host: udp.shop.internal, protocol: udp}
+  - {host: tls.shop.internal, protocol: https}
+  - {host: path.shop.internal, paths: [/x/**]}
+  - "*.locked.internal"
+`)
+	for _, tt := range []struct {
+		host     policy.Host
+		port     uint16
+		tcp, udp bool
+	}{
+		{"db.shop.internal", 22, false, false},
+		{"all.shop.internal", 80, true, true},
+		{"port.shop.internal", 22, true, true},
+		{"port.shop.internal", 23, false, false},
+		{"tcp.shop.internal", 80, true, false},
+		{"udp.shop.internal", 80, false, true},
+		{"tls.shop.internal", 80, true, false},
+		{"path.shop.internal", 80, true, false},
+		{"x.locked.internal", 80, true, true},
+		{"locked.internal", 80, false, false},
+		{"NOT.canonical", 80, true, true},
+	} {
+		for proto, want := range map[policy.Protocol]bool{policy.TCP: tt.tcp, policy.UDP: tt.udp} {
+			if v, got := p.DeniesPeer(tt.host, tt.port, proto); got != want || v.Allow || got && v.Reason == "" {
+				t.Errorf("%s:%d over %s: %v, %+v", tt.host, tt.port, proto, got, v)
+			}
+		}
+	}
+	for host, want := range map[policy.Host]bool{"a.named.internal": true, "named.internal": false, "a.shop.internal": false, "A.named.internal": false} {
+		if got := p.Names(host); got != want {
+			t.Errorf("a rule names %s: %v", host, got)
+		}
+	}
+	var none *policy.Policy
+	if _, denied := none.DeniesPeer("db.shop.internal", 80, policy.TCP); !denied {
+		t.Error("without a policy a peer is not denied")
+	}
+}

@@ -22,7 +22,7 @@ import (
 )
 
 // Version of what is said. A gateway of another version or build is replaced.
-const Version = 2
+const Version = 3
 
 // Name of the gateway's files.
 const Name = "gateway"
@@ -42,7 +42,10 @@ const (
 	// OpQuiet answers for how long a sandbox has neither sent nor received a byte.
 	OpQuiet = "quiet"
 	// OpCard answers with the outer end of a card.
-	OpCard   = "card"
+	OpCard = "card"
+	// OpPeers says who is in the private network Peers. OpWoken says that a sandbox which a [Notice] asked for has been started, or Why not.
+	OpPeers  = "peers"
+	OpWoken  = "woken"
 	OpRetire = "retire"
 )
 
@@ -52,6 +55,29 @@ type Request struct {
 	ID     string  `json:"id,omitempty"`
 	From   string  `json:"from,omitempty"`
 	Policy *Policy `json:"policy,omitempty"`
+	Peers  *Peers  `json:"peers,omitempty"`
+	Why    string  `json:"why,omitempty"`
+}
+
+// Peers is a private network and who is in it; nobody means that it is gone. Key tells it apart from another of that name, Digest its state from
+// another.
+type Peers struct {
+	Key     string `json:"key"`
+	Name    string `json:"name"`
+	Members []Peer `json:"members,omitempty"`
+	Digest  string `json:"digest"`
+}
+
+// Peer is a sandbox in a private network.
+type Peer struct {
+	ID   string `json:"id"`
+	Name string `json:"name,omitempty"`
+}
+
+// Notice is what a gateway says without being asked, on the connection of OpHold.
+type Notice struct {
+	// Wake is a sandbox without a card that another of its private network wants to reach.
+	Wake string `json:"wake,omitempty"`
 }
 
 // Policy is a policy as its author wrote it.
@@ -81,6 +107,8 @@ type Response struct {
 	Build   string     `json:"build,omitempty"`
 	Card    *Card      `json:"card,omitempty"`
 	Cards   []Attached `json:"cards,omitempty"`
+	// Networks are the digests of the private networks, by key.
+	Networks map[string]string `json:"networks,omitempty"`
 	// Quiet is in nanoseconds.
 	Quiet time.Duration `json:"quiet,omitempty"`
 	// Authority is the certificate that sandboxes have to trust, in PEM form.
@@ -108,7 +136,8 @@ var (
 
 // Client is the daemon's side.
 type Client struct {
-	p companion.Process
+	p    companion.Process
+	wake func(ctx context.Context, id string) error
 
 	mu        sync.Mutex
 	conn      *net.UnixConn // of OpHold
@@ -132,6 +161,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Lost is called, on a goroutine of its own, when the gateway has gone away by itself. It has no card then.
 	Lost func()
+	// Wake is called, on a goroutine of its own, when a sandbox that has no card is to be started, because another wants to reach it; why not, if
+	// not, is what it returns. Nil means that none can be.
+	Wake func(ctx context.Context, id string) error
 }
 
 // Open finds the gateway of a directory, or starts one.
@@ -142,7 +174,7 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	c := &Client{p: companion.Process{
+	c := &Client{wake: o.Wake, p: companion.Process{
 		Name: Name, Dir: o.Dir, Path: o.Path, Log: o.Logger,
 		Env:  hostTrust(),
 		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots},
@@ -214,7 +246,7 @@ func (c *Client) ensure(ctx context.Context, lost func()) error {
 	}
 	c.conn, c.authority = conn, r.Authority
 	go func() {
-		conn.Read(make([]byte, 1)) // nothing comes until the end
+		c.notices(conn)
 		c.mu.Lock()
 		over := c.closed
 		c.mu.Unlock()
@@ -236,6 +268,38 @@ func (c *Client) ensure(ctx context.Context, lost func()) error {
 		}
 	}()
 	return nil
+}
+
+// notices answers what a gateway says without being asked, until the connection ends.
+func (c *Client) notices(conn *net.UnixConn) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for {
+		var n Notice
+		files, err := message.Read(conn, &n)
+		for _, f := range files {
+			f.Close()
+		}
+		if err != nil {
+			conn.Close()
+			return
+		}
+		if n.Wake == "" {
+			continue
+		}
+		go func() {
+			why := "the daemon starts none"
+			if c.wake != nil {
+				why = ""
+				if err := c.wake(ctx, n.Wake); err != nil {
+					why = err.Error()
+				}
+			}
+			if _, _, err := c.call(ctx, &Request{Op: OpWoken, ID: n.Wake, Why: why}); err != nil && ctx.Err() == nil {
+				c.p.Log.Warn("tell the gateway that a sandbox runs", "sandbox", n.Wake, "error", err)
+			}
+		}()
+	}
 }
 
 // roundTrip makes a call and returns the connection on which it goes on.
@@ -344,13 +408,19 @@ func (c *Client) SetPolicy(ctx context.Context, id string, p Policy) error {
 	return err
 }
 
-// List returns the sandboxes that have a card.
-func (c *Client) List(ctx context.Context) ([]Attached, error) {
+// SetPeers says who is in a private network, in place of who was. Flows of those that are not together any more have ended when it returns.
+func (c *Client) SetPeers(ctx context.Context, p Peers) error {
+	_, _, err := c.call(ctx, &Request{Op: OpPeers, Peers: &p})
+	return err
+}
+
+// List returns the sandboxes that have a card, and the digests of the private networks by key.
+func (c *Client) List(ctx context.Context) ([]Attached, map[string]string, error) {
 	r, _, err := c.call(ctx, &Request{Op: OpList})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return r.Cards, nil
+	return r.Cards, r.Networks, nil
 }
 
 // Quiet says for how long a sandbox has neither sent nor received a byte.
