@@ -22,6 +22,8 @@ type network struct {
 	opts control.Options
 	// lost is called when the gateway has been started anew.
 	lost atomic.Pointer[func()]
+	// wake starts a sandbox that another of its private network wants to reach.
+	wake atomic.Pointer[func(context.Context, warren.SandboxID) error]
 
 	mu     sync.Mutex
 	c      *control.Client
@@ -42,6 +44,13 @@ func (d *daemon) network(secrets *secret.Source) (*network, error) {
 		if f := n.lost.Load(); f != nil {
 			(*f)()
 		}
+	}
+	n.opts.Wake = func(ctx context.Context, id string) error {
+		f := n.wake.Load()
+		if f == nil {
+			return errors.New("the daemon is not ready yet")
+		}
+		return (*f)(ctx, warren.SandboxID(id))
 	}
 	d.onClose(n.close)
 	return n, nil
@@ -162,6 +171,27 @@ func (n *network) Attached(ctx context.Context) (map[warren.SandboxID]string, er
 		m[warren.SandboxID(a.ID)] = a.Policy
 	}
 	return m, nil
+}
+
+func (n *network) SetPeers(ctx context.Context, p engine.PeerNetwork) error {
+	c, err := n.client(ctx)
+	if err != nil {
+		return kind(err)
+	}
+	q := control.Peers{Key: p.Key, Name: p.Name, Digest: p.Digest}
+	for _, m := range p.Members {
+		q.Members = append(q.Members, control.Peer{ID: string(m.ID), Name: m.Name})
+	}
+	return kind(c.SetPeers(ctx, q))
+}
+
+func (n *network) PeerNetworks(ctx context.Context) (map[string]string, error) {
+	c, err := n.client(ctx)
+	if err != nil {
+		return nil, kind(err)
+	}
+	_, has, err := c.List(ctx)
+	return has, kind(err)
 }
 
 func (n *network) Quiet(ctx context.Context, id warren.SandboxID) (time.Duration, error) {

@@ -502,6 +502,8 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 	d.onClose(eng.Close)
 	tend := eng.TendNetwork
 	network.lost.Store(&tend)
+	wake := eng.WakePeer
+	network.wake.Store(&wake)
 	return eng, nil
 }
 

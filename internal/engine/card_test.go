@@ -120,6 +120,10 @@ func (n cardNetwork) Quiet(context.Context, warren.SandboxID) (time.Duration, er
 	return time.Hour, nil
 }
 
+func (n cardNetwork) SetPeers(context.Context, PeerNetwork) error { return nil }
+
+func (n cardNetwork) PeerNetworks(context.Context) (map[string]string, error) { return nil, nil }
+
 func (n cardNetwork) Authority() []byte { return nil }
 
 // TestCardMaker follows the card that a driver makes through the life of a sandbox: it is served, under its policy, before anybody speaks to

@@ -371,6 +371,9 @@ func (m *making) run(ctx context.Context) (_ *Sandbox, err error) {
 	e.mu.Unlock()
 	v.Spec = m.spec
 	v.Spec.IdleAction = v.IdleAction
+	if v.Spec.Policy != "" {
+		v.Network = v.Spec.Policy
+	}
 	for _, s := range m.steps {
 		v.Timing = append(v.Timing, Milestone(s))
 	}
@@ -433,6 +436,9 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 			return fmt.Errorf("workspace %s belongs to user %q: %w", ws.row.ID, ws.row.Owner, warren.ErrDenied)
 		}
 	}
+	if err := e.roomFor(ownedName{owner, s.PrivateNetwork}, 1); err != nil {
+		return err
+	}
 	if err := e.reserve(owner, cost(l, true)); err != nil {
 		return err
 	}
@@ -450,7 +456,7 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		CPUMillis: l.CPUMillis, Memory: l.Memory, Disk: l.Disk, PIDs: l.PIDs,
 		Created: now, LastActive: now, Idle: s.IdleTimeout, Restart: string(s.Restart),
 		DropWorkspace: m.ownWS && !s.KeepWorkspace, AccessToken: randomHex(32), Labels: s.Labels,
-		IdleAction: string(s.IdleAction), NoAutoResume: s.NoAutoResume,
+		IdleAction: string(s.IdleAction), NoAutoResume: s.NoAutoResume, Network: s.PrivateNetwork,
 	}
 	if m.from != nil {
 		m.sb.row.SnapshotID, m.sb.row.SourceID = m.from.parent(), m.from.source

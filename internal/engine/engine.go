@@ -146,6 +146,8 @@ type Engine struct {
 	timers     timers
 	kick       chan struct{} // wakes the expiry loop
 	tend       chan struct{} // wakes the network loop
+	peering    chan struct{} // wakes the loop of private networks
+	peerMu     sync.Mutex    // held while the gateway is told of one
 	tokens     map[[32]byte]*token
 	tokenIDs   map[string]*token
 	repos      removals[warren.RepoID]
@@ -185,6 +187,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		keyed:      map[ownedName]chan struct{}{},
 		kick:       make(chan struct{}, 1),
 		tend:       make(chan struct{}, 1),
+		peering:    make(chan struct{}, 1),
 		tokens:     map[[32]byte]*token{},
 		tokenIDs:   map[string]*token{},
 		instance:   randomHex(8),
@@ -219,6 +222,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 	e.wg.Go(e.pressureLoop)
 	if o.Network != nil {
 		e.wg.Go(e.networkLoop)
+		e.wg.Go(e.peerLoop)
 	}
 	for name, d := range o.Drivers {
 		e.wg.Go(func() { e.watchDriver(name, d) })

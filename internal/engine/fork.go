@@ -106,6 +106,9 @@ func (e *Engine) from(p *snapshot, have *storedSpec, s *Spec) error {
 	if s.Policy == "" {
 		s.Policy = have.Policy
 	}
+	if s.PrivateNetwork == "" {
+		s.PrivateNetwork = have.PrivateNetwork
+	}
 	s.Placeholders = have.Placeholders
 	if s.Restart == "" {
 		s.Restart = have.Restart
@@ -207,6 +210,9 @@ func (e *Engine) forkable(c Caller, sb *sandbox, names []string) error {
 		if other := e.names[ownedName{c.User, name}]; name != "" && other != nil {
 			return nameTaken("sandbox", name, string(other.row.ID))
 		}
+	}
+	if err := e.roomFor(ownedName{c.User, sb.row.Network}, len(names)); err != nil {
+		return err
 	}
 	// The budgets are asked again for each child; this saves the work of a fork that cannot be.
 	l := sb.limits()

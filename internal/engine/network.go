@@ -37,6 +37,10 @@ type Network interface {
 	SetPolicy(ctx context.Context, id warren.SandboxID, p NetworkPolicy) error
 	// Attached returns the digest of the policy of each sandbox that has a card.
 	Attached(ctx context.Context) (map[warren.SandboxID]string, error)
+	// SetPeers says who is in a private network, in place of who was; flows of those that are not together any more have ended when it returns.
+	SetPeers(ctx context.Context, p PeerNetwork) error
+	// PeerNetworks returns the digests of the private networks that there are, by key.
+	PeerNetworks(ctx context.Context) (map[string]string, error)
 	// Quiet is for how long a sandbox has neither sent nor received a byte.
 	Quiet(ctx context.Context, id warren.SandboxID) (time.Duration, error)
 	// Card returns the outer end of a sandbox's card, which the caller closes.
@@ -265,6 +269,12 @@ func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) 
 	if e.opts.Network == nil {
 		return nil, fmt.Errorf("the sandbox has policy %s, and this server has no gateway: %w", quote(name), warren.ErrUnavailable)
 	}
+	e.mu.Lock()
+	n := ownedName{r.row.Owner, r.row.Network}
+	e.mu.Unlock()
+	if err := e.tellPeers(ctx, n); err != nil {
+		return nil, err
+	}
 	var c *driver.Card
 	var err error
 	if _, makes := driver.As[driver.CardMaker](e.opts.Drivers[r.row.Driver]); makes {
@@ -325,7 +335,8 @@ func (e *Engine) removeFrom(ctx context.Context, name string, id warren.SandboxI
 	return nil
 }
 
-// effective returns a policy by its name. In place of one that cannot be used it returns the preset that allows nothing.
+// effective returns a policy by its name. In place of one that cannot be used it returns one that allows nothing, and
+// no private network either: what it would have denied there is not known.
 func (e *Engine) effective(id warren.SandboxID, name string) NetworkPolicy {
 	p, err := e.loadPolicy(name)
 	if err == nil {
@@ -333,7 +344,7 @@ func (e *Engine) effective(id warren.SandboxID, name string) NetworkPolicy {
 	}
 	if err != nil {
 		e.log.Error("a policy cannot be used; nothing passes until it can", "sandbox", id, "policy", name, "error", err)
-		return NetworkPolicy{Name: name, Source: []byte("extends: locked\n")}
+		return NetworkPolicy{Name: name, Source: []byte("extends: locked\ndeny: [\"*.internal\"]\n")}
 	}
 	return p
 }
@@ -486,6 +497,7 @@ func (e *Engine) TendNetwork() {
 	case e.tend <- struct{}{}:
 	default:
 	}
+	e.peersChanged()
 }
 
 // watchedPolicy is a policy that running sandboxes have.
@@ -727,6 +739,9 @@ func (e *Engine) ExplainSandbox(ctx context.Context, c Caller, ref, target strin
 	}
 	if sb.Spec.Policy == "" || sb.Spec.Policy == NoNetwork {
 		return &PolicyAnswer{Policy: NoNetwork, Rule: "none", Reason: "the sandbox has no network card: it reaches nothing but itself"}, nil
+	}
+	if a, err := e.explainPeer(sb, target); a != nil || err != nil {
+		return a, err
 	}
 	return e.ExplainPolicy(sb.Spec.Policy, target)
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -43,6 +44,7 @@ type sandbox struct {
 	policy string // what it may reach, for one that runs
 	// placeholders are those of the spec, for one that runs.
 	placeholders map[string][]string
+	joining      string // the private network that an update is about to put it into
 	cardLost     uint32 // the generation that was found to have lost its card
 	marked       bool   // the first command was recorded
 	failures     int    // executions that failed soon after their start, in a row
@@ -160,6 +162,9 @@ func (e *Engine) drop(sb *sandbox) {
 	}
 	e.unreserve(sb.row.Owner, sb.cost())
 	e.timers.remove(sb)
+	if sb.row.Network != "" {
+		e.peersChanged()
+	}
 }
 
 // executing says whether sb counts for processors and memory.
@@ -284,7 +289,7 @@ func (e *Engine) view(sb *sandbox) *Sandbox {
 	v := &Sandbox{
 		ID: r.ID, Name: r.Name, State: State(r.State), Image: r.Image, ImageDigest: r.ImageDigest, WorkspaceID: r.WorkspaceID,
 		Driver: r.Driver, Limits: sb.limits(), Labels: maps.Clone(r.Labels), Created: r.Created, LastActive: r.LastActive,
-		Generation: r.Generation, Owner: r.Owner, Network: "none", SnapshotID: r.SnapshotID, SourceID: r.SourceID,
+		Generation: r.Generation, Owner: r.Owner, Network: "none", PrivateNetwork: r.Network, SnapshotID: r.SnapshotID, SourceID: r.SourceID,
 	}
 	if sb.inUse() {
 		v.LastActive = e.clock.Now()
@@ -335,7 +340,7 @@ func (e *Engine) fill(ctx context.Context, views ...*Sandbox) error {
 			v.Timing = append(v.Timing, Milestone(m))
 		}
 		// What can be updated is in the row.
-		v.Spec.Name, v.Spec.Labels = v.Name, v.Labels
+		v.Spec.Name, v.Spec.Labels, v.Spec.PrivateNetwork = v.Name, v.Labels, v.PrivateNetwork
 		if v.Spec.Policy != "" {
 			v.Network = v.Spec.Policy
 		}
@@ -439,7 +444,16 @@ func (e *Engine) Update(ctx context.Context, c Caller, r UpdateRequest) (*Sandbo
 	if err != nil {
 		return nil, err
 	}
+	e.mu.Lock()
+	was := sb.network()
+	e.mu.Unlock()
 	v, err := e.update(ctx, c, sb, r)
+	if err == nil && (r.PrivateNetwork != nil || r.Name != nil) {
+		e.mu.Lock()
+		is := sb.network()
+		e.mu.Unlock()
+		e.movedPeer(ctx, was, is)
+	}
 	e.finish(sb, op, err)
 	if err != nil {
 		return nil, err
@@ -448,6 +462,16 @@ func (e *Engine) Update(ctx context.Context, c Caller, r UpdateRequest) (*Sandbo
 }
 
 func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequest) (*Sandbox, error) {
+	if n := r.PrivateNetwork; n != nil && *n != "" && *n != noPeers {
+		spec, _, err := e.loadSpec(ctx, sb.row.ID)
+		if err != nil {
+			return nil, err
+		}
+		spec.PrivateNetwork = *n
+		if err := needsCard(spec); err != nil {
+			return nil, err
+		}
+	}
 	e.mu.Lock()
 	if s := sb.state(); s != Running && s != Failed && s != Paused {
 		e.mu.Unlock()
@@ -455,6 +479,23 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 	}
 	old := sb.row
 	row := sb.row
+	if n := r.PrivateNetwork; n != nil {
+		if row.Network = *n; *n == noPeers {
+			row.Network = ""
+		}
+		if row.Network != old.Network {
+			if err := e.roomFor(ownedName{row.Owner, row.Network}, 1); err != nil {
+				e.mu.Unlock()
+				return nil, err
+			}
+			sb.joining = row.Network
+			defer func() {
+				e.mu.Lock()
+				sb.joining = ""
+				e.mu.Unlock()
+			}()
+		}
+	}
 	if r.Name != nil && *r.Name != row.Name {
 		key := ownedName{row.Owner, *r.Name}
 		if *r.Name != "" {
@@ -524,7 +565,11 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 					return err
 				}
 			}
-			return tx.AppendEvent(e.event(c.User, "sandbox.update", &row, ""))
+			what := ""
+			if row.Network != old.Network {
+				what = "network " + cmp.Or(row.Network, noPeers) + ", was " + cmp.Or(old.Network, noPeers)
+			}
+			return tx.AppendEvent(e.event(c.User, "sandbox.update", &row, what))
 		})
 	}
 	e.mu.Lock()

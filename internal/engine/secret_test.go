@@ -24,6 +24,34 @@ type policyNetwork struct {
 	change int // calls of SetPolicy
 	// quiet is for how long there was no traffic; nil means long.
 	quiet func() time.Duration
+	// peers are the private networks, by key; deaf has it take no more.
+	peers map[string]PeerNetwork
+	deaf  error
+}
+
+func (n *policyNetwork) SetPeers(_ context.Context, p PeerNetwork) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.deaf != nil {
+		return n.deaf
+	}
+	if n.peers == nil {
+		n.peers = map[string]PeerNetwork{}
+	}
+	if n.peers[p.Key] = p; len(p.Members) == 0 {
+		delete(n.peers, p.Key)
+	}
+	return nil
+}
+
+func (n *policyNetwork) PeerNetworks(context.Context) (map[string]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m := map[string]string{}
+	for key, p := range n.peers {
+		m[key] = p.Digest
+	}
+	return m, nil
 }
 
 func (n *policyNetwork) Attach(_ context.Context, id warren.SandboxID, p NetworkPolicy, _ warren.SandboxID) (*driver.Card, error) {

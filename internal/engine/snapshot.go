@@ -380,6 +380,10 @@ func (e *Engine) intendSnapshot(ctx context.Context, sb *sandbox, o taking) (*sn
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	spec, err := withNetwork(specs[sb.row.ID].Spec, sb.row.Network)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the spec of sandbox %s: %w", sb.label(), err)
+	}
 	ws := e.spaces[sb.row.WorkspaceID]
 	switch s := sb.state(); {
 	case sb.row.Damaged != "":
@@ -420,7 +424,17 @@ func (e *Engine) intendSnapshot(ctx context.Context, sb *sandbox, o taking) (*sn
 	if o.name != "" {
 		e.snapNames[ownedName{p.row.Owner, o.name}] = p
 	}
-	return p, specs[sb.row.ID].Spec, nil
+	return p, spec, nil
+}
+
+// withNetwork returns the text of a spec with the private network that its sandbox is in, which may be another than at its create.
+func withNetwork(text json.RawMessage, network string) (json.RawMessage, error) {
+	var s storedSpec
+	if err := json.Unmarshal(text, &s); err != nil || s.PrivateNetwork == network {
+		return text, nil // of a damaged one others tell
+	}
+	s.PrivateNetwork = network
+	return json.Marshal(s)
 }
 
 // keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, and how long the sandbox

@@ -120,6 +120,9 @@ func (e *Engine) normal(ctx context.Context, c Caller, s *Spec) error {
 	if err := e.checkPolicy(ctx, s, d); err != nil {
 		return err
 	}
+	if err := checkPeers(s); err != nil {
+		return err
+	}
 	if err := e.checkResources(&s.Resources); err != nil {
 		return err
 	}
@@ -319,6 +322,11 @@ func checkUpdate(r UpdateRequest) error {
 	}
 	if err := checkLabels(r.SetLabels); err != nil {
 		return err
+	}
+	if n := r.PrivateNetwork; n != nil && *n != "" && *n != noPeers {
+		if err := checkNetwork(*n); err != nil {
+			return err
+		}
 	}
 	if r.IdleTimeout != nil {
 		if err := checkTimeout("idle timeout", *r.IdleTimeout); err != nil {

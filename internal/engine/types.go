@@ -88,6 +88,8 @@ type Spec struct {
 	DriverOptions map[string]string `json:"driver_options,omitempty"`
 	// Policy names what the sandbox may reach, see network.go.
 	Policy string `json:"policy,omitempty"`
+	// PrivateNetwork of the owner's that it is in, see peers.go.
+	PrivateNetwork string `json:"private_network,omitempty"`
 	// Placeholders are, by secret, what stands for it in the sandbox, the newest first. The others are in memory that it goes on from.
 	Placeholders map[string][]string `json:"placeholders,omitempty"`
 	// Snapshot to go on from, by id or name. What it holds (image, driver, mounts, disk, environment) is not to be
@@ -148,7 +150,9 @@ type Sandbox struct {
 	Generation uint32
 	Owner      string
 	Isolation  string
-	Network    string
+	// Network is the name of its policy, PrivateNetwork that of the private network that it is in.
+	Network        string
+	PrivateNetwork string
 	// ImageSize is the bytes that the memory image of a paused sandbox takes.
 	ImageSize int64
 	// SnapshotID is the last snapshot that was taken of it or that it was made from, SourceID the sandbox that it was
@@ -271,6 +275,8 @@ type UpdateRequest struct {
 	KeepWorkspace *bool
 	IdleAction    *IdleAction
 	AutoResume    *bool
+	// PrivateNetwork to be in from now on, "" or "none" for none.
+	PrivateNetwork *string
 }
 
 // DeleteRequest removes a sandbox.

@@ -1,0 +1,276 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+// Sandboxes of one owner that name the same private network reach each other by name. Who is in which is in their records, and the gateway is told
+// whenever that changes: what it was not told it does not let pass. A loop compares what it knows, for whoever was killed in between.
+
+// PeerNetwork is a private network. Key tells it apart from another of that name, which is another owner's.
+type PeerNetwork struct {
+	Key, Name string
+	Members   []Peer
+	// Digest tells its state apart from another, see [Network.PeerNetworks].
+	Digest string
+}
+
+// Peer is a sandbox in a private network.
+type Peer struct {
+	ID   warren.SandboxID
+	Name string
+}
+
+const (
+	// maxPeers is how many sandboxes may be in a private network. The gateway takes no more either.
+	maxPeers = 256
+	// comparePeers is how often what the gateway knows is compared with the records.
+	comparePeers = 10 * time.Second
+	// tellWait is how long a gateway may take to be told of a change.
+	tellWait = 10 * time.Second
+)
+
+// noPeers is the name of no private network.
+const noPeers = "none"
+
+// checkNetwork checks the name of a private network.
+func checkNetwork(name string) error {
+	ok := nameForm.MatchString(name) && !strings.HasSuffix(name, "-")
+	if _, err := policy.ParseHost("x." + name + ".internal"); !ok || err != nil {
+		return invalid("network", name, `want a name of 1 to 63 of a-z, 0-9 and -, with - neither first nor last, or "none"`)
+	}
+	return nil
+}
+
+// checkPeers checks the private network of a spec, whose policy is settled.
+func checkPeers(s *Spec) error {
+	if s.PrivateNetwork == noPeers {
+		s.PrivateNetwork = ""
+	}
+	if s.PrivateNetwork == "" {
+		return nil
+	}
+	if err := checkNetwork(s.PrivateNetwork); err != nil {
+		return err
+	}
+	return needsCard(s)
+}
+
+// needsCard refuses a private network for a sandbox that has no network card to reach it by.
+func needsCard(s *Spec) error {
+	if s.Policy != NoNetwork && s.Policy != "" {
+		return nil
+	}
+	return fmt.Errorf("network %s: the sandbox has no network card, because its policy is none or driver %s gives it none; name a policy, such as locked, and a driver that has cards, or leave the network out: %w",
+		quote(s.PrivateNetwork), s.Driver, errUnsupported)
+}
+
+// roomFor refuses n more members of a private network. The caller holds mu.
+func (e *Engine) roomFor(n ownedName, more int) error {
+	if n.name == "" {
+		return nil
+	}
+	have := 0
+	for _, sb := range e.boxes {
+		if sb.network() == n || sb.row.Owner == n.owner && sb.joining == n.name {
+			have++
+		}
+	}
+	if have+more > maxPeers {
+		return fmt.Errorf("network %s has %d sandboxes and %d more are too many, at most %d can be in one; delete some, or use another network: %w", quote(n.name), have, more, maxPeers, warren.ErrExhausted)
+	}
+	return nil
+}
+
+// network returns the private network of a sandbox, with an empty name for none. The caller holds mu.
+func (sb *sandbox) network() ownedName {
+	if sb.row.Network == "" || sb.gone || sb.state() == Deleting {
+		return ownedName{}
+	}
+	return ownedName{sb.row.Owner, sb.row.Network}
+}
+
+// key is what a gateway calls a private network. The name has no slash, so that no two have one key.
+func (n ownedName) key() string { return n.owner + "/" + n.name }
+
+// peerNetworks returns the private networks that there are, or the one with this key alone, which may have nobody.
+func (e *Engine) peerNetworks(only string) map[string]PeerNetwork {
+	all := map[string]PeerNetwork{}
+	if only != "" {
+		all[only] = PeerNetwork{Key: only, Name: only[strings.LastIndexByte(only, '/')+1:]}
+	}
+	e.mu.Lock()
+	for id, sb := range e.boxes {
+		n := sb.network()
+		if n.name == "" || only != "" && n.key() != only {
+			continue
+		}
+		p := all[n.key()]
+		p.Key, p.Name = n.key(), n.name
+		p.Members = append(p.Members, Peer{id, sb.row.Name})
+		all[n.key()] = p
+	}
+	e.mu.Unlock()
+	for key, p := range all {
+		slices.SortFunc(p.Members, func(a, b Peer) int { return strings.Compare(string(a.ID), string(b.ID)) })
+		text, err := json.Marshal(p)
+		if err != nil {
+			panic(err) // names always encode
+		}
+		sum := sha256.Sum256(text)
+		p.Digest = hex.EncodeToString(sum[:])
+		all[key] = p
+	}
+	return all
+}
+
+// tellPeers tells the gateway who is in a private network now. Tellings follow each other, so that the last one is the newest.
+func (e *Engine) tellPeers(ctx context.Context, n ownedName) error {
+	if n.name == "" || e.opts.Network == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, tellWait)
+	defer cancel()
+	e.peerMu.Lock()
+	defer e.peerMu.Unlock()
+	if err := e.opts.Network.SetPeers(ctx, e.peerNetworks(n.key())[n.key()]); err != nil {
+		return fmt.Errorf("tell the gateway who is in network %s: %w", quote(n.name), err)
+	}
+	return nil
+}
+
+// movedPeer tells the gateway that a sandbox has gone from one private network to another, or has another name. When the gateway cannot be told
+// now, it is as soon as it can.
+func (e *Engine) movedPeer(ctx context.Context, from, to ownedName) {
+	ctx = context.WithoutCancel(ctx)
+	err := e.tellPeers(ctx, from)
+	if to != from {
+		err = errors.Join(err, e.tellPeers(ctx, to))
+	}
+	if err != nil {
+		e.log.Warn("a change of a private network is not in force yet", "error", err)
+		e.peersChanged()
+	}
+}
+
+// peersChanged has the gateway told, soon. It is for what ends a sandbox's network anyway.
+func (e *Engine) peersChanged() {
+	select {
+	case e.peering <- struct{}{}:
+	default:
+	}
+}
+
+// peerLoop keeps the gateway's knowledge of private networks that of the records.
+func (e *Engine) peerLoop() {
+	for {
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-e.peering:
+		case <-e.clock.After(comparePeers):
+		}
+		if err := e.comparePeers(e.ctx); err != nil && e.ctx.Err() == nil {
+			e.log.Error("look after the private networks", "error", err)
+		}
+	}
+}
+
+// comparePeers tells the gateway of each private network of which it knows another state. A gateway without a card has nobody to keep apart.
+func (e *Engine) comparePeers(ctx context.Context) error {
+	if len(e.carded()) == 0 {
+		return nil
+	}
+	has, err := e.opts.Network.PeerNetworks(ctx)
+	if err != nil {
+		return err
+	}
+	want := e.peerNetworks("")
+	for key := range has {
+		if _, ok := want[key]; !ok {
+			want[key] = PeerNetwork{Key: key}
+		}
+	}
+	for _, key := range sortedKeys(want) {
+		if digest, ok := has[key]; ok && digest == want[key].Digest && len(want[key].Members) > 0 {
+			continue
+		}
+		i := strings.LastIndexByte(key, '/')
+		if i < 0 {
+			continue // none of ours
+		}
+		if err := e.tellPeers(ctx, ownedName{key[:i], key[i+1:]}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WakePeer starts a sandbox that another of its private network wants to reach, as a call into it would. When it returns without an error, the
+// sandbox runs.
+func (e *Engine) WakePeer(ctx context.Context, id warren.SandboxID) error {
+	e.mu.Lock()
+	sb := e.boxes[id]
+	if sb == nil || sb.network().name == "" {
+		e.mu.Unlock()
+		return fmt.Errorf("it is in no private network: %w", warren.ErrNotFound)
+	}
+	e.mu.Unlock()
+	u, err := e.use(ctx, sb)
+	if err != nil {
+		return err
+	}
+	u.End()
+	return nil
+}
+
+// explainPeer answers for a target that ends with .internal, as the gateway does: it is the private network's business, or that of a rule which
+// names it. It returns nil for all others.
+func (e *Engine) explainPeer(sb *Sandbox, target string) (*PolicyAnswer, error) {
+	r, err := policy.ParseTarget(target)
+	if err != nil || !strings.HasSuffix(string(r.Host), ".internal") {
+		return nil, nil // which explains itself
+	}
+	p := e.effective(sb.ID, sb.Spec.Policy)
+	parsed, err := e.parse(p)
+	if err != nil {
+		return nil, err
+	}
+	a := &PolicyAnswer{Policy: sb.Spec.Policy, Rule: "network " + sb.PrivateNetwork}
+	label, own := strings.CutSuffix("."+string(r.Host), "."+sb.PrivateNetwork+".internal")
+	switch {
+	case sb.PrivateNetwork == "" || !own:
+		if parsed.Names(r.Host) {
+			return nil, nil
+		}
+		a.Rule, a.Reason = "default", fmt.Sprintf("%s is no name of a private network that the sandbox is in, and no rule names it; such names are not looked up outside", r.Host)
+		return a, nil
+	case !slices.ContainsFunc(e.peerNetworks(ownedName{sb.Owner, sb.PrivateNetwork}.key())[ownedName{sb.Owner, sb.PrivateNetwork}.key()].Members, func(m Peer) bool {
+		return label == "."+string(m.ID) || m.Name != "" && label == "."+m.Name
+	}):
+		a.Reason = fmt.Sprintf("no sandbox of the private network %s has this name", sb.PrivateNetwork)
+		return a, nil
+	}
+	proto := policy.TCP
+	if r.Protocol == policy.UDP {
+		proto = policy.UDP
+	}
+	if v, denied := parsed.DeniesPeer(r.Host, r.Port, proto); denied {
+		a.Rule, a.Reason = v.Rule, v.Reason
+		a.Steps = append(a.Steps, PolicyStep{v.Rule, v.Line, true, v.Reason})
+		return a, nil
+	}
+	a.Allow, a.Reason = true, "both are in the private network "+sb.PrivateNetwork
+	return a, nil
+}
