@@ -48,7 +48,7 @@ func (s Spec) proto() *warrenv1.SandboxSpec {
 		IdleTimeout:   durationTo(s.IdleTimeout),
 		Ttl:           durationTo(s.TTL),
 		KeepWorkspace: s.KeepWorkspace,
-		DriverOptions: s.DriverOptions, Policy: s.Policy,
+		DriverOptions: s.DriverOptions, Policy: s.Policy, PrivateNetwork: s.PrivateNetwork,
 		Snapshot: s.Snapshot,
 		Template: s.Template,
 	}
@@ -114,7 +114,7 @@ func specFrom(p *warrenv1.SandboxSpec) Spec {
 		IdleTimeout:   p.GetIdleTimeout().AsDuration(),
 		TTL:           p.GetTtl().AsDuration(),
 		KeepWorkspace: p.GetKeepWorkspace(),
-		DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(),
+		DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(), PrivateNetwork: p.GetPrivateNetwork(),
 		Snapshot: p.GetSnapshot(),
 		Template: p.GetTemplate(),
 	}
@@ -150,6 +150,7 @@ func (s *Sandbox) set(p *warrenv1.Sandbox) {
 	s.Driver = p.GetDriver()
 	s.Isolation = p.GetIsolation()
 	s.Network = p.GetNetwork()
+	s.PrivateNetwork = p.GetPrivateNetwork()
 	s.Resources = resourcesFrom(p.GetResources())
 	s.Created = timeFrom(p.GetCreated())
 	s.LastActive = timeFrom(p.GetLastActive())

@@ -49,6 +49,9 @@ type Spec struct {
 	// Policy names what the sandbox may reach, see [Client.Policies]; "none" gives it no network card. Empty means the server's
 	// default, or none where the driver gives sandboxes no network.
 	Policy string `json:"policy,omitempty"`
+	// PrivateNetwork is the private network that the sandbox is in: yours that name the same one reach each other as NAME.NETWORK.internal,
+	// whatever their policies allow otherwise. Empty means none, or that of the snapshot or template; "none" means none.
+	PrivateNetwork string `json:"privateNetwork,omitempty"`
 	// DriverOptions are keys that the driver understands.
 	DriverOptions map[string]string `json:"driverOptions,omitempty"`
 	// Snapshot, an id or name, to go on from instead of booting. Image, driver, mounts, disk and environment are those of
@@ -183,6 +186,8 @@ type Sandbox struct {
 	Isolation string `json:"isolation,omitempty"`
 	// Network is the name of its policy, or "none" when the sandbox has loopback only.
 	Network string `json:"network,omitempty"`
+	// PrivateNetwork is the private network that it is in, if any.
+	PrivateNetwork string `json:"privateNetwork,omitempty"`
 	// Resources with the server's defaults filled in.
 	Resources  Resources `json:"resources,omitzero"`
 	Created    time.Time `json:"created,omitzero"`
@@ -376,13 +381,16 @@ type Change struct {
 	// AutoResume says whether a call into the sandbox resumes it when it is paused.
 	AutoResume    *bool
 	KeepWorkspace *bool
+	// PrivateNetwork is the private network to be in from now on; "" or "none" for none. Connections to sandboxes that it is not together
+	// with any more have ended when Update returns.
+	PrivateNetwork *string
 }
 
-// Update changes name, labels and timeouts.
+// Update changes name, labels, timeouts and the private network.
 func (s *Sandbox) Update(ctx context.Context, ch Change) error {
 	req := &warrenv1.UpdateSandboxRequest{
 		Id: string(s.ID), Name: ch.Name, SetLabels: ch.SetLabels, RemoveLabels: ch.RemoveLabels, KeepWorkspace: ch.KeepWorkspace,
-		IdleAction: ch.IdleAction.proto(), AutoResume: ch.AutoResume,
+		IdleAction: ch.IdleAction.proto(), AutoResume: ch.AutoResume, PrivateNetwork: ch.PrivateNetwork,
 	}
 	if ch.IdleTimeout != nil {
 		req.IdleTimeout = durationpb.New(*ch.IdleTimeout)

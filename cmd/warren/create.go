@@ -17,6 +17,7 @@ func createCommand(a *app) *cobra.Command {
   warren create --repo . --dirty                     a copy of this repository, uncommitted changes included
   warren create --image debian:12 --cpu 1 --memory 512MiB --ttl 2h
   warren create --template app                       see warren template build
+  warren create --name db --network shop             others in it reach it as db.shop.internal
   id=$(warren create) && warren exec $id -- make test; warren rm $id`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

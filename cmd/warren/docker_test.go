@@ -42,7 +42,7 @@ func startDockerHome(t *testing.T) (*home, *dockertest.Engine) {
 	return h, engine
 }
 
-// TestDockerNetwork runs the script of the network with containers: the same cases as with gVisor.
+// TestDockerNetwork runs the scripts of the network with containers: the same cases as with gVisor.
 func TestDockerNetwork(t *testing.T) {
 	testenv.NeedsTUN(t)
 	_, store := dockertest.ImageStore(t)
@@ -62,7 +62,9 @@ func TestDockerNetwork(t *testing.T) {
 			return nil
 		},
 	})
-	p.Files = []string{filepath.Join("..", "..", "testdata", "script", "network.txtar")}
+	for _, name := range []string{"network", "peers"} {
+		p.Files = append(p.Files, filepath.Join("..", "..", "testdata", "script", name+".txtar"))
+	}
 	testscript.Run(t, p)
 }
 

@@ -84,7 +84,7 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 		"ID", string(sb.ID), "Name", sb.Name, "State", state, "Failure", failure, "Memory image", image,
 		"Image", sb.Image, "Digest", sb.ImageDigest, "Repository", repo, "Workspace", string(sb.Workspace),
 		"Snapshot", string(sb.LastSnapshot), "Forked from", string(sb.Source),
-		"Driver", sb.Driver, "Isolation", sb.Isolation, "Network", sb.Network,
+		"Driver", sb.Driver, "Isolation", sb.Isolation, "Network", sb.Network, "Private network", sb.PrivateNetwork,
 		"Processors", config.CPUs(sb.Resources.CPUMillis).String(), "Memory", bytesOf(sb.Resources.Memory),
 		"Disk", bytesOf(sb.Resources.Disk), "Processes", fmt.Sprint(sb.Resources.PIDs),
 		"Restart", string(sb.Spec.Restart), "When idle", idle, "Resumed", resume, "Labels", labelList(sb.Spec.Labels), "Owner", sb.Owner,

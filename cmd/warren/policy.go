@@ -189,6 +189,7 @@ method and a URL in one argument, or tcp://HOST:PORT or udp://HOST:PORT. With --
 The exit code is 1 if it may not.`,
 		Example: `  warren policy why mybox example.com
   warren policy why mybox 'POST https://api.example.com/v1/x'
+  warren policy why mybox tcp://db.shop.internal:5432          a sandbox of its private network
   warren policy why --policy registries tcp://10.0.0.1:22`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if want := map[bool]int{true: 1, false: 2}[name != ""]; len(args) != want {

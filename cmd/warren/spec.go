@@ -28,7 +28,7 @@ type specFlags struct {
 	memory, disk                                 config.Size
 	pids                                         uint32
 	idleTimeout, idle, ttl                       time.Duration
-	idleAction, policy                           string
+	idleAction, policy, network                  string
 	autoResume                                   bool
 }
 
@@ -59,6 +59,7 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.runtime, "runtime", "", "runtime of the driver's engine, such as runsc; short for --driver-option runtime=NAME")
 	flags.StringArrayVar(&f.driverOptions, "driver-option", nil, "option of the driver, as K=V")
 	flags.StringVar(&f.policy, "policy", "", `what the sandbox may reach: a policy, see warren policy, or "none" for no network`)
+	flags.StringVar(&f.network, "network", "", `private network: your sandboxes in it reach each other as NAME.NETWORK.internal; "none" for none`)
 	flags.StringVar(&f.restart, "restart", "", `"never", or "on-failure": a failed sandbox starts afresh at the next command`)
 	flags.DurationVar(&f.idleTimeout, "idle-timeout", 0, "pause the sandbox when it has been idle for this long, such as 30m")
 	flags.DurationVar(&f.idle, "idle", 0, "short for --idle-timeout; alone it means 1m")
@@ -75,7 +76,7 @@ func (f *specFlags) spec(a *app) (warren.Spec, error) {
 		Name: f.name, Image: f.image, Workspace: f.workspace, Driver: f.driver, Restart: warren.RestartPolicy(f.restart),
 		Resources:   warren.Resources{CPUMillis: uint32(f.cpu), Memory: int64(f.memory), Disk: int64(f.disk), PIDs: f.pids},
 		IdleTimeout: f.idleTimeout, TTL: f.ttl, KeepWorkspace: f.keepWorkspace,
-		Snapshot: f.snapshot, Template: f.template, Policy: f.policy,
+		Snapshot: f.snapshot, Template: f.template, Policy: f.policy, PrivateNetwork: f.network,
 		IdleAction: warren.IdleAction(f.idleAction), NoAutoResume: !f.autoResume,
 		Progress: a.progressNotes(),
 	}

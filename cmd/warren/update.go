@@ -14,13 +14,15 @@ func updateCommand(a *app) *cobra.Command {
 	var idle, ttl time.Duration
 	var action string
 	var keep, autoResume bool
+	var network string
 	cmd := &cobra.Command{
 		Use:   "update ID [flags]",
-		Short: "Change the name, labels or limits of time of a sandbox",
+		Short: "Change the name, labels, limits of time or private network of a sandbox",
 		Example: `  warren update 3f2 --name fix
   warren update fix --label job=review --unlabel draft
   warren update fix --idle-timeout 5m                keep it on disk when it is idle for so long
   warren update fix --auto-resume=false              what is paused stays so until warren resume
+  warren update fix --network shop                   from now on in this private network; none: in none
   warren update fix --ttl 2h                         two more hours from now; 0 removes the limit`,
 		Args: exactly("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -42,6 +44,9 @@ func updateCommand(a *app) *cobra.Command {
 			}
 			if flags.Changed("ttl") {
 				change.TTL = &ttl
+			}
+			if flags.Changed("network") {
+				change.PrivateNetwork = &network
 			}
 			if flags.Changed("keep-workspace") {
 				change.KeepWorkspace = &keep
@@ -69,6 +74,7 @@ func updateCommand(a *app) *cobra.Command {
 	flags.StringVar(&action, "idle-action", "", `what the idle timeout does: "pause" or "delete"`)
 	flags.BoolVar(&autoResume, "auto-resume", true, "let the next call resume it when it is paused")
 	flags.DurationVar(&ttl, "ttl", 0, "remove this long from now; 0 means never")
+	flags.StringVar(&network, "network", "", `private network to be in from now on; "none" for none`)
 	flags.BoolVar(&keep, "keep-workspace", false, "keep the workspace when the sandbox is removed")
 	return cmd
 }

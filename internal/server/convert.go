@@ -71,7 +71,7 @@ func specOf(p *warrenv1.SandboxSpec) (engine.Spec, error) {
 	s := engine.Spec{
 		Name: p.GetName(), Image: p.GetImage(), Repo: repoSourceOf(p.GetRepo()), WorkspaceID: p.GetWorkspaceId(),
 		Resources: engine.Resources{CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(), PIDs: r.GetPids()},
-		Env:       p.GetEnv(), Driver: p.GetDriver(), Labels: p.GetLabels(), KeepWorkspace: p.GetKeepWorkspace(), DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(), Snapshot: p.GetSnapshot(), Template: p.GetTemplate(),
+		Env:       p.GetEnv(), Driver: p.GetDriver(), Labels: p.GetLabels(), KeepWorkspace: p.GetKeepWorkspace(), DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(), PrivateNetwork: p.GetPrivateNetwork(), Snapshot: p.GetSnapshot(), Template: p.GetTemplate(),
 	}
 	for _, m := range p.GetMounts() {
 		s.Mounts = append(s.Mounts, engine.Mount{Source: m.GetSource(), Target: m.GetTarget(), Writable: m.GetWritable()})
@@ -136,7 +136,7 @@ func specTo(s *engine.Spec) *warrenv1.SandboxSpec {
 	p := &warrenv1.SandboxSpec{
 		Name: s.Name, Image: s.Image, WorkspaceId: s.WorkspaceID, Env: s.Env, Driver: s.Driver, Labels: s.Labels,
 		Resources:   &warrenv1.Resources{CpuMillis: s.Resources.CPUMillis, MemoryBytes: s.Resources.MemoryBytes, DiskBytes: s.Resources.DiskBytes, Pids: s.Resources.PIDs},
-		IdleTimeout: durationTo(s.IdleTimeout), Ttl: durationTo(s.TTL), KeepWorkspace: s.KeepWorkspace, DriverOptions: s.DriverOptions, Policy: s.Policy, Snapshot: s.Snapshot, Template: s.Template,
+		IdleTimeout: durationTo(s.IdleTimeout), Ttl: durationTo(s.TTL), KeepWorkspace: s.KeepWorkspace, DriverOptions: s.DriverOptions, Policy: s.Policy, PrivateNetwork: s.PrivateNetwork, Snapshot: s.Snapshot, Template: s.Template,
 	}
 	if r := s.Repo; r != nil {
 		p.Repo = &warrenv1.RepoSource{Url: r.URL, Ref: r.Ref, Dirty: r.Dirty, Fetch: r.Fetch}
@@ -167,7 +167,7 @@ func sandboxTo(s *engine.Sandbox) *warrenv1.Sandbox {
 		WorkspaceId: string(s.WorkspaceID), Driver: s.Driver,
 		Resources: &warrenv1.Resources{CpuMillis: s.Limits.CPUMillis, MemoryBytes: s.Limits.Memory, DiskBytes: s.Limits.Disk, Pids: s.Limits.PIDs},
 		Created:   timeTo(s.Created), LastActive: timeTo(s.LastActive), Expires: timeTo(s.Expires),
-		Generation: s.Generation, Owner: s.Owner, Isolation: s.Isolation, Network: s.Network, MemoryImageBytes: s.ImageSize,
+		Generation: s.Generation, Owner: s.Owner, Isolation: s.Isolation, Network: s.Network, PrivateNetwork: s.PrivateNetwork, MemoryImageBytes: s.ImageSize,
 		SnapshotId: string(s.SnapshotID), SourceId: string(s.SourceID),
 		PauseReason: s.PauseReason,
 	}

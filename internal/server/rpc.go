@@ -278,7 +278,7 @@ func (h sandboxService) ListSandboxes(ctx context.Context, req *connect.Request[
 func (h sandboxService) UpdateSandbox(ctx context.Context, req *connect.Request[warrenv1.UpdateSandboxRequest]) (*connect.Response[warrenv1.UpdateSandboxResponse], error) {
 	m := req.Msg
 	h.s.note(ctx, m.GetId())
-	r := engine.UpdateRequest{ID: m.GetId(), Name: m.Name, SetLabels: m.GetSetLabels(), RemoveLabels: m.GetRemoveLabels(), KeepWorkspace: m.KeepWorkspace, AutoResume: m.AutoResume}
+	r := engine.UpdateRequest{ID: m.GetId(), Name: m.Name, SetLabels: m.GetSetLabels(), RemoveLabels: m.GetRemoveLabels(), KeepWorkspace: m.KeepWorkspace, AutoResume: m.AutoResume, PrivateNetwork: m.PrivateNetwork}
 	if m.GetIdleAction() != warrenv1.IdleAction_IDLE_ACTION_UNSPECIFIED {
 		action, err := idleActionOf(m.GetIdleAction())
 		if err != nil {

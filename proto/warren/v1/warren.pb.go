@@ -574,6 +574,9 @@ type SandboxSpec struct {
 	// What it may reach: the name of a policy, or "none" for no network card at all. Empty means the server's default, or "none" where
 	// the driver gives sandboxes no network.
 	Policy string `protobuf:"bytes,15,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The private network of its owner's that it is in: sandboxes that name the same one reach each other as NAME.NETWORK.internal, whatever the
+	// policy allows otherwise. Empty means none, or that of the snapshot; "none" means none. A DNS label of a-z, 0-9 and hyphens.
+	PrivateNetwork string `protobuf:"bytes,80,opt,name=private_network,json=privateNetwork,proto3" json:"private_network,omitempty"`
 	// Go on from this snapshot, by its id or name, instead of booting. Image, driver, mounts, disk and environment are
 	// those of the snapshot; env is added.
 	Snapshot string `protobuf:"bytes,40,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
@@ -718,6 +721,13 @@ func (x *SandboxSpec) GetDriverOptions() map[string]string {
 func (x *SandboxSpec) GetPolicy() string {
 	if x != nil {
 		return x.Policy
+	}
+	return ""
+}
+
+func (x *SandboxSpec) GetPrivateNetwork() string {
+	if x != nil {
+		return x.PrivateNetwork
 	}
 	return ""
 }
@@ -895,6 +905,8 @@ type Sandbox struct {
 	Isolation string `protobuf:"bytes,17,opt,name=isolation,proto3" json:"isolation,omitempty"`
 	// The name of its policy; "none": the sandbox has loopback only.
 	Network string `protobuf:"bytes,18,opt,name=network,proto3" json:"network,omitempty"`
+	// The private network of its owner's that it is in, if any.
+	PrivateNetwork string `protobuf:"bytes,80,opt,name=private_network,json=privateNetwork,proto3" json:"private_network,omitempty"`
 	// Bytes on disk that the memory of a paused sandbox takes.
 	MemoryImageBytes int64 `protobuf:"varint,19,opt,name=memory_image_bytes,json=memoryImageBytes,proto3" json:"memory_image_bytes,omitempty"`
 	// The last snapshot taken of it, rolled back to, or that it was made from, and the sandbox that it was forked from. Either may
@@ -1059,6 +1071,13 @@ func (x *Sandbox) GetIsolation() string {
 func (x *Sandbox) GetNetwork() string {
 	if x != nil {
 		return x.Network
+	}
+	return ""
+}
+
+func (x *Sandbox) GetPrivateNetwork() string {
+	if x != nil {
+		return x.PrivateNetwork
 	}
 	return ""
 }
@@ -1517,10 +1536,13 @@ type UpdateSandboxRequest struct {
 	Ttl           *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	KeepWorkspace *bool                `protobuf:"varint,7,opt,name=keep_workspace,json=keepWorkspace,proto3,oneof" json:"keep_workspace,omitempty"`
 	// Unspecified leaves it as it is.
-	IdleAction    IdleAction `protobuf:"varint,60,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
-	AutoResume    *bool      `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IdleAction IdleAction `protobuf:"varint,60,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
+	AutoResume *bool      `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
+	// The private network to be in from now on; "" or "none" for none. Connections to those that it is not together with any more have ended
+	// when this returns.
+	PrivateNetwork *string `protobuf:"bytes,80,opt,name=private_network,json=privateNetwork,proto3,oneof" json:"private_network,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *UpdateSandboxRequest) Reset() {
@@ -1614,6 +1636,13 @@ func (x *UpdateSandboxRequest) GetAutoResume() bool {
 		return *x.AutoResume
 	}
 	return false
+}
+
+func (x *UpdateSandboxRequest) GetPrivateNetwork() string {
+	if x != nil && x.PrivateNetwork != nil {
+		return *x.PrivateNetwork
+	}
+	return ""
 }
 
 type UpdateSandboxResponse struct {
@@ -4102,7 +4131,8 @@ func (x *ListFlowsRequest) GetCalls() bool {
 type ListFlowsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown" or "secret.guess". The message is a reason;
-	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, secret, and more (how many
+	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, secret, peer (the other sandbox of a
+	// private network), inward (true for what that one has opened), and more (how many
 	// others like it have no record).
 	Flows         []*Event `protobuf:"bytes,1,rep,name=flows,proto3" json:"flows,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -8340,7 +8370,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x14\n" +
 	"\x05dirty\x18\x03 \x01(\bR\x05dirty\x12\x14\n" +
-	"\x05fetch\x18\x04 \x01(\bR\x05fetch\"\xf5\a\n" +
+	"\x05fetch\x18\x04 \x01(\bR\x05fetch\"\x9e\b\n" +
 	"\vSandboxSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12)\n" +
@@ -8357,7 +8387,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x03ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
 	"\x0ekeep_workspace\x18\r \x01(\bR\rkeepWorkspace\x12P\n" +
 	"\x0edriver_options\x18\x0e \x03(\v2).warren.v1.SandboxSpec.DriverOptionsEntryR\rdriverOptions\x12\x16\n" +
-	"\x06policy\x18\x0f \x01(\tR\x06policy\x12\x1a\n" +
+	"\x06policy\x18\x0f \x01(\tR\x06policy\x12'\n" +
+	"\x0fprivate_network\x18P \x01(\tR\x0eprivateNetwork\x12\x1a\n" +
 	"\bsnapshot\x18( \x01(\tR\bsnapshot\x12\x1a\n" +
 	"\btemplate\x18* \x01(\tR\btemplate\x126\n" +
 	"\vidle_action\x18< \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
@@ -8381,7 +8412,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\tMilestone\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xb2\x06\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xdb\x06\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -8404,7 +8435,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"generation\x12\x14\n" +
 	"\x05owner\x18\x10 \x01(\tR\x05owner\x12\x1c\n" +
 	"\tisolation\x18\x11 \x01(\tR\tisolation\x12\x18\n" +
-	"\anetwork\x18\x12 \x01(\tR\anetwork\x12,\n" +
+	"\anetwork\x18\x12 \x01(\tR\anetwork\x12'\n" +
+	"\x0fprivate_network\x18P \x01(\tR\x0eprivateNetwork\x12,\n" +
 	"\x12memory_image_bytes\x18\x13 \x01(\x03R\x10memoryImageBytes\x12\x1f\n" +
 	"\vsnapshot_id\x18( \x01(\tR\n" +
 	"snapshotId\x12\x1b\n" +
@@ -8437,7 +8469,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"q\n" +
 	"\x15ListSandboxesResponse\x120\n" +
 	"\tsandboxes\x18\x01 \x03(\v2\x12.warren.v1.SandboxR\tsandboxes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x92\x04\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xd4\x04\n" +
 	"\x14UpdateSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x88\x01\x01\x12M\n" +
@@ -8450,13 +8482,15 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\vidle_action\x18< \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
 	"idleAction\x12$\n" +
 	"\vauto_resume\x18= \x01(\bH\x02R\n" +
-	"autoResume\x88\x01\x01\x1a<\n" +
+	"autoResume\x88\x01\x01\x12,\n" +
+	"\x0fprivate_network\x18P \x01(\tH\x03R\x0eprivateNetwork\x88\x01\x01\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
 	"\x05_nameB\x11\n" +
 	"\x0f_keep_workspaceB\x0e\n" +
-	"\f_auto_resume\"E\n" +
+	"\f_auto_resumeB\x12\n" +
+	"\x10_private_network\"E\n" +
 	"\x15UpdateSandboxResponse\x12,\n" +
 	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\x9f\x01\n" +
 	"\x14DeleteSandboxRequest\x12\x0e\n" +
