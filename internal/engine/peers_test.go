@@ -133,6 +133,11 @@ func TestPeers(t *testing.T) {
 	want("after it has left", "alice/shop: web; bob/shop: web")
 	update(UpdateRequest{PrivateNetwork: &shop})
 	want("when it is back", "alice/shop: db web; bob/shop: web")
+	r.stop()
+	r.start()
+	if sb, err := r.Get(ctx, alice, "db"); err != nil || sb.PrivateNetwork != "shop" || sb.Spec.PrivateNetwork != "shop" {
+		t.Errorf("after a restart it is %+v, %v", sb, err)
+	}
 	n.mu.Lock()
 	n.deaf = errors.New("it does not listen")
 	n.mu.Unlock()

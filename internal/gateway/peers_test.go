@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,6 +23,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 
+	"github.com/warren-sandbox/warren/internal/gateway/control"
+	"github.com/warren-sandbox/warren/internal/message"
 	"github.com/warren-sandbox/warren/internal/tun"
 )
 
@@ -651,5 +655,92 @@ func TestPeerSleeps(t *testing.T) {
 	l.g.nobodyWakes()
 	if err := <-done; err == nil {
 		t.Error("it answers, although it was not started")
+	}
+}
+
+// TestPeerServed has a daemon say who is in a network, and start who is wanted.
+func TestPeerServed(t *testing.T) {
+	l := newLab(t)
+	path := filepath.Join(t.TempDir(), "g.sock")
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(l.g, ln, "build", time.Hour, slog.New(slog.DiscardHandler))
+	served := make(chan struct{})
+	go func() { defer close(served); s.Serve() }()
+	defer func() { s.Retire(); <-served }()
+	call := func(r control.Request) (*net.UnixConn, control.Response) {
+		t.Helper()
+		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		var a control.Response
+		if err := message.Write(c, &r); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := message.Read(c, &a); err != nil {
+			t.Fatal(err)
+		}
+		return c, a
+	}
+	a := l.sandbox("sa", "extends: locked")
+	if _, r := call(control.Request{Op: control.OpPeers, Peers: &control.Peers{Key: "alice/shop", Name: "shop", Digest: "d", Members: []control.Peer{{ID: "sa", Name: "web"}, {ID: "sb", Name: "db"}}}}); !r.OK {
+		t.Fatalf("%+v", r)
+	}
+	many := control.Peers{Key: "alice/many", Name: "many"}
+	for i := range MaxPeers + 1 {
+		many.Members = append(many.Members, control.Peer{ID: fmt.Sprint("s", i)})
+	}
+	for _, p := range []*control.Peers{nil, {}, {Key: "k"}, &many} {
+		if _, r := call(control.Request{Op: control.OpPeers, Peers: p}); r.OK {
+			t.Errorf("%+v is taken", p)
+		}
+	}
+	if _, r := call(control.Request{Op: control.OpList}); len(r.Networks) != 1 || r.Networks["alice/shop"] != "d" {
+		t.Errorf("there are %v", r.Networks)
+	}
+	hold, r := call(control.Request{Op: control.OpHold})
+	if !r.OK || r.Version != control.Version {
+		t.Fatalf("%+v", r)
+	}
+	say := func() chan error {
+		done := make(chan error, 1)
+		go func() { _, err := a.say("db.shop.internal", 9000, "x"); done <- err }()
+		return done
+	}
+	asked := func() {
+		t.Helper()
+		var n control.Notice
+		hold.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := message.Read(hold, &n); err != nil || n.Wake != "sb" {
+			t.Fatalf("%+v, %v", n, err)
+		}
+	}
+	first, second := say(), say() // which ask once
+	asked()
+	b := l.sandbox("sb", "extends: locked")
+	b.serve(9000, echo)
+	call(control.Request{Op: control.OpWoken, ID: "sb"})
+	for _, done := range []chan error{first, second} {
+		if err := <-done; err != nil {
+			t.Errorf("it was started: %v", err)
+		}
+	}
+	l.g.Detach("sb")
+	done := say()
+	asked()
+	call(control.Request{Op: control.OpWoken, ID: "sb", Why: "it is paused for good"})
+	if err := <-done; err == nil || len(l.found(func(e Entry) bool { return strings.Contains(e.Reason, "it is paused for good") })) != 1 {
+		t.Errorf("it cannot be started: %v", err)
+	}
+	time.Sleep(askAgain) // that long it is not asked again
+	done = say()
+	asked()
+	hold.Close()
+	if err := <-done; err == nil {
+		t.Error("the daemon has gone, and it answers")
 	}
 }

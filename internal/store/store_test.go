@@ -37,7 +37,7 @@ func box(i int) *Sandbox {
 		ID: warren.SandboxID(fmt.Sprintf("s%019d", i)), Name: fmt.Sprint("n", i), Owner: "alice", State: "running", Generation: 1, Driver: "fake",
 		Image: "host", ImageDigest: "sha256:x", WorkspaceID: "w", CPUMillis: 1, Memory: 2, Disk: 3, PIDs: 4,
 		Created: time.Unix(1, 0), LastActive: time.Unix(2, 0), Expires: 5, Idle: time.Second, Restart: "never", DropWorkspace: true,
-		AccessToken: "secret", Labels: map[string]string{"a": "b"}, Failure: &Failure{Reason: "oom", Time: time.Unix(3, 0).UTC()},
+		AccessToken: "secret", Labels: map[string]string{"a": "b"}, Failure: &Failure{Reason: "oom", Time: time.Unix(3, 0).UTC()}, Network: "shop",
 	}
 }
 
