@@ -4,6 +4,7 @@ package dockertest
 
 import (
 	"archive/tar"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
@@ -34,7 +35,7 @@ func Image(t testing.TB) driver.Root {
 // ImageStore is [Image] and the directory of its store, which may be copied.
 func ImageStore(t testing.TB) (driver.Root, string) {
 	t.Helper()
-	testenv.NeedsTool(t, "dpkg", "ldd", "git", "curl", "ps")
+	testenv.NeedsTool(t, "dpkg", "git", "curl", "ps")
 	dir := filepath.Join(testenv.Repo(t), ".cache", "images")
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		t.Fatal(err)
@@ -141,37 +142,46 @@ func wanted(path string) bool {
 
 // libraries returns what the programs among files are linked with.
 func libraries(files []string) ([]string, error) {
-	var programs []string
-	for _, path := range files {
-		if b, err := head(path); err == nil && string(b) == "\x7fELF" {
-			programs = append(programs, path)
+	out, err := exec.Command("/sbin/ldconfig", "-p").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ldconfig -p: %w", err)
+	}
+	where := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		name, path, ok := strings.Cut(line, " => ")
+		if name, _, found := strings.Cut(strings.TrimSpace(name), " "); ok && found && where[name] == "" {
+			where[name] = strings.TrimSpace(path)
 		}
 	}
-	// It fails for those that are linked with nothing.
-	out, err := exec.Command("ldd", programs...).Output()
-	if len(out) == 0 {
-		return nil, fmt.Errorf("ldd: %w", err)
-	}
 	var found []string
-	for line := range strings.Lines(string(out)) {
-		for _, word := range strings.Fields(line) {
-			if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") && !slices.Contains(found, word) {
-				found = append(found, word)
+	seen := map[string]bool{}
+	for todo := slices.Clone(files); len(todo) > 0; todo = todo[1:] {
+		f, err := elf.Open(todo[0])
+		if err != nil {
+			continue // no program
+		}
+		needed, err := f.ImportedLibraries()
+		if s := f.Section(".interp"); s != nil && err == nil {
+			// The loader has a place of its own.
+			var text []byte
+			if text, err = s.Data(); err == nil {
+				loader := strings.TrimRight(string(text), "\x00")
+				where[loader] = loader
+				needed = append(needed, loader)
+			}
+		}
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", todo[0], err)
+		}
+		for _, name := range needed {
+			if path := where[name]; path != "" && !seen[path] {
+				seen[path] = true
+				found, todo = append(found, path), append(todo, path)
 			}
 		}
 	}
 	return found, nil
-}
-
-func head(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b := make([]byte, 4)
-	_, err = io.ReadFull(f, b)
-	return b, err
 }
 
 // small writes each path once, with its parents before it.
