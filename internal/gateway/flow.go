@@ -125,6 +125,9 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 	}
 	c.flows[f] = true
 	*count++
+	if open := c.connections + c.inward; f.request == nil && open == fewConnections+1 {
+		setBuffers(c.stack, open)
+	}
 	return nil
 }
 
@@ -146,6 +149,9 @@ func (c *card) done(f *flow) {
 	defer c.mu.Unlock()
 	if c.flows[f] {
 		*c.counter(f)--
+		if open := c.connections + c.inward; f.request == nil && open == fewConnections {
+			setBuffers(c.stack, open)
+		}
 	}
 	delete(c.flows, f)
 }
