@@ -235,30 +235,25 @@ func (e *Engine) WakePeer(ctx context.Context, id warren.SandboxID) error {
 	return nil
 }
 
-// explainPeer answers for a target that ends with .internal, as the gateway does: it is the private network's business, or that of a rule which
-// names it. It returns nil for all others.
+// explainPeer answers for a name of a sandbox's private network as the gateway does. It returns nil for all others.
 func (e *Engine) explainPeer(sb *Sandbox, target string) (*PolicyAnswer, error) {
 	r, err := policy.ParseTarget(target)
-	if err != nil || !strings.HasSuffix(string(r.Host), ".internal") {
+	if err != nil || sb.PrivateNetwork == "" {
 		return nil, nil // which explains itself
 	}
-	p := e.effective(sb.ID, sb.Spec.Policy)
-	parsed, err := e.parse(p)
+	label, own := strings.CutSuffix("."+string(r.Host), "."+sb.PrivateNetwork+".internal")
+	if !own {
+		return nil, nil
+	}
+	parsed, err := e.parse(e.effective(sb.ID, sb.Spec.Policy))
 	if err != nil {
 		return nil, err
 	}
 	a := &PolicyAnswer{Policy: sb.Spec.Policy, Rule: "network " + sb.PrivateNetwork}
-	label, own := strings.CutSuffix("."+string(r.Host), "."+sb.PrivateNetwork+".internal")
-	switch {
-	case sb.PrivateNetwork == "" || !own:
-		if parsed.Names(r.Host) {
-			return nil, nil
-		}
-		a.Rule, a.Reason = "default", fmt.Sprintf("%s is no name of a private network that the sandbox is in, and no rule names it; such names are not looked up outside", r.Host)
-		return a, nil
-	case !slices.ContainsFunc(e.peerNetworks(ownedName{sb.Owner, sb.PrivateNetwork}.key())[ownedName{sb.Owner, sb.PrivateNetwork}.key()].Members, func(m Peer) bool {
+	key := ownedName{sb.Owner, sb.PrivateNetwork}.key()
+	if !slices.ContainsFunc(e.peerNetworks(key)[key].Members, func(m Peer) bool {
 		return label == "."+string(m.ID) || m.Name != "" && label == "."+m.Name
-	}):
+	}) {
 		a.Reason = fmt.Sprintf("no sandbox of the private network %s has this name", sb.PrivateNetwork)
 		return a, nil
 	}

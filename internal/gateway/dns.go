@@ -106,13 +106,8 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		d.deny(m, q, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
 		return
 	}
-	n, mine, err := d.c.private(h)
-	if mine {
+	if n, mine := d.c.private(h); mine {
 		d.peer(m, q, ask, n, h)
-		return
-	}
-	if err != nil {
-		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
 		return
 	}
 	p := d.c.policy()

@@ -209,14 +209,8 @@ func (c *card) acceptTCP(r *tcp.ForwarderRequest) {
 		r.Complete(true)
 		return
 	}
-	n, mine, err := c.private(h)
-	if mine {
+	if n, mine := c.private(h); mine {
 		c.peerTCP(r, n, h)
-		return
-	}
-	if err != nil {
-		c.refuse(Entry{Host: h, Port: to.Port(), Protocol: policy.TCP, Reason: err.Error()})
-		r.Complete(true)
 		return
 	}
 	p := c.policy()
@@ -529,13 +523,8 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 		c.refuse(Entry{Addr: to.Addr().String(), Port: to.Port(), Protocol: policy.UDP, Reason: err.Error()})
 		return false
 	}
-	n, mine, err := c.private(h)
-	if mine {
+	if n, mine := c.private(h); mine {
 		return c.peerUDP(r, n, h)
-	}
-	if err != nil {
-		c.refuse(Entry{Host: h, Port: to.Port(), Protocol: policy.UDP, Reason: err.Error()})
-		return false
 	}
 	f.to.Host = h
 	v, _ := c.policy().Connect(f.to)

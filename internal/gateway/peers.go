@@ -170,22 +170,10 @@ func (p Peers) lookup(h policy.Host) (Peer, error) {
 // rule is what the record says has allowed a flow within the network.
 func (p Peers) rule() string { return "network " + p.Name }
 
-// private says whose business a name is that ends with .internal: that of the sandbox's private network, or nobody's unless a rule of the policy
-// names it. Names of others' networks and mistyped ones are not told to the resolver of the host.
-func (c *card) private(h policy.Host) (n Peers, mine bool, err error) {
-	if !strings.HasSuffix(string(h), internal) {
-		return Peers{}, false, nil
-	}
+// private says whether a name is one of the sandbox's private network, which is not looked up outside whatever a rule says.
+func (c *card) private(h policy.Host) (n Peers, mine bool) {
 	n, ok := c.g.peers.network(c.id)
-	switch {
-	case ok && n.has(h):
-		return n, true, nil
-	case c.policy().Names(h):
-		return Peers{}, false, nil
-	case ok:
-		return Peers{}, false, fmt.Errorf("the sandbox is in the private network %s and in no other, and no rule names this host", n.Name)
-	}
-	return Peers{}, false, errors.New("the sandbox is in no private network, and no rule names this host")
+	return n, ok && n.has(h)
 }
 
 // peer is what a flow between two sandboxes has besides. Each of the two has one, in its own flow.

@@ -1,7 +1,5 @@
 package policy
 
-import "slices"
-
 // Inspects reports whether any connection is inspected under the policy.
 func (p *Policy) Inspects() bool {
 	if p.platformCredentialsOnly || len(p.grants) > 0 {
@@ -37,13 +35,4 @@ func (p *Policy) DeniesPeer(h Host, port uint16, proto Protocol) (Verdict, bool)
 		return v, true
 	}
 	return Verdict{}, false
-}
-
-// Names says whether a rule names a host and could allow it, other than one for every host.
-func (p *Policy) Names(h Host) bool {
-	if p == nil || p.allow == nil || !h.canonical() {
-		return false
-	}
-	var buf [16]int32
-	return slices.ContainsFunc(p.allow.host(h, buf[:0]), func(i int32) bool { return !p.allow.rules[i].any })
 }

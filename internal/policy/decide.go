@@ -49,7 +49,11 @@ func (p *Policy) Lookup(h Host) Verdict {
 	if first != nil {
 		return first.verdict(false)
 	}
-	return Verdict{Rule: ruleDefault, Reason: fmt.Sprintf("no rule allows %q", h)}
+	why := ""
+	if internal(h) {
+		why = ", and names below .internal are looked up only where one names them"
+	}
+	return Verdict{Rule: ruleDefault, Reason: fmt.Sprintf("no rule allows %q%s", h, why)}
 }
 
 // deniedBy returns a rule of those listed, all of which name one host, if together they deny unconditionally whatever

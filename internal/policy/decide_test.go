@@ -394,10 +394,17 @@ deny:
 			}
 		}
 	}
-	for host, want := range map[policy.Host]bool{"a.named.internal": true, "named.internal": false, "a.shop.internal": false, "A.named.internal": false} {
-		if got := p.Names(host); got != want {
-			t.Errorf("a rule names %s: %v", host, got)
+	// A rule for every host means none of these.
+	for host, want := range map[policy.Host]bool{"a.named.internal": true, "named.internal": false, "a.shop.internal": false, "internal": false, "internal.lab": true, "a.xinternal": true} {
+		if v := p.Lookup(host); v.Allow != want {
+			t.Errorf("%s may be looked up: %+v", host, v)
 		}
+		if v, _ := p.Connect(policy.Flow{Host: host, Port: 443, Protocol: policy.HTTPS}); v.Allow != want {
+			t.Errorf("%s may be connected to: %+v", host, v)
+		}
+	}
+	for _, f := range p.Lint() {
+		t.Errorf("doubtful: %s", f)
 	}
 	var none *policy.Policy
 	if _, denied := none.DeniesPeer("db.shop.internal", 80, policy.TCP); !denied {

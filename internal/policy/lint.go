@@ -140,7 +140,7 @@ func (x *index) parts(r *rule, f func(rules []int32)) {
 	for _, h := range r.hosts {
 		var list []int32
 		if h.wild {
-			list = slices.Concat(x.any, x.below[h.host], x.host(h.host, nil))
+			list = slices.Concat(x.every(h.host), x.below[h.host], x.host(h.host, nil))
 			// Rules that name the apex name nothing below it.
 			list = slices.DeleteFunc(list, func(i int32) bool {
 				return !x.rules[i].any && !slices.ContainsFunc(x.rules[i].hosts, func(p Pattern) bool { return p.covers(h) })
@@ -250,7 +250,8 @@ func (l *linter) reaches(r *rule) bool {
 		return true
 	}
 	for _, h := range r.hosts {
-		if h.wild && l.above[h.host] {
+		// Sandboxes of a private network need no rule that allows them.
+		if internal(h.host) || h.wild && l.above[h.host] {
 			return true
 		}
 		for _, i := range l.allow.host(h.host, nil) {

@@ -187,7 +187,7 @@ func (r *rule) flow(f Flow) bool { return r.speaks(f.Protocol) && r.ports.has(f.
 // host reports whether the rule names a host.
 func (r *rule) host(h Host) bool {
 	if r.any {
-		return true
+		return r.deny || !internal(h)
 	}
 	if a, ok := h.Addr(); ok {
 		return len(r.hosts) == 0 && slices.ContainsFunc(r.prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
@@ -289,6 +289,18 @@ func newIndex(rules []*rule) *index {
 	return x
 }
 
+// internal says whether a name is below .internal, which no public name is. Private networks of sandboxes have names there, and so have organisations:
+// a rule that allows every host does not mean them, so that a name of a private network, or one that is spelled wrong, is not told to a resolver.
+func internal(h Host) bool { return h == "internal" || strings.HasSuffix(string(h), ".internal") }
+
+// every returns the rules for every host, as far as they are about h.
+func (x *index) every(h Host) []int32 {
+	if len(x.any) > 0 && !x.rules[x.any[0]].deny && internal(h) {
+		return nil
+	}
+	return x.any
+}
+
 // host returns the rules that name h, in order. The list may lie in buf, which is empty, and is not to be changed.
 func (x *index) host(h Host, buf []int32) []int32 {
 	if a, ok := h.Addr(); ok {
@@ -300,7 +312,8 @@ func (x *index) host(h Host, buf []int32) []int32 {
 		return list
 	}
 	// One list is in order and is returned as it is, however long.
-	list, lists := x.any, min(len(x.any), 1)
+	list := x.every(h)
+	lists := min(len(list), 1)
 	add := func(more []int32) {
 		switch {
 		case len(more) == 0:
