@@ -29,6 +29,7 @@ Give another with --idle-timeout. A sandbox that is kept has none of its own.`,
   warren run --repo https://example.com/org/app@main -- make test
   warren run --repo . --dirty --keep --name fix -- go test ./...
   warren run --mount "$(go env GOMODCACHE):/home/user/go/pkg/mod" --repo . -- go vet ./...
+  warren run --network shop -- curl http://db.shop.internal:8000/
   warren run --image debian:12 --cpu 0.5 --memory 256MiB --timeout 1m -- ./job`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -465,6 +465,7 @@ func (e *Engine) networkLoop() {
 		case <-e.clock.After(time.Second):
 		}
 	}
+	e.peersChanged() // the gateway may have ended together with the last daemon
 	policies := map[string]*watchedPolicy{}
 	for looks := 0; ; looks++ {
 		// A card that was lost is rare, and told; a policy that has changed is to count at once.
