@@ -292,5 +292,6 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 		e.forget(ws)
 	}
 	e.mu.Unlock()
+	e.leftPeers(ctx, ownedName{row.Owner, row.Network})
 	return nil
 }

@@ -39,6 +39,8 @@ const (
 	comparePeers = 10 * time.Second
 	// tellWait is how long a gateway may take to be told of a change.
 	tellWait = 10 * time.Second
+	// leaveWait is how long a delete waits for that.
+	leaveWait = 2 * time.Second
 )
 
 // noPeers is the name of no private network.
@@ -164,7 +166,20 @@ func (e *Engine) movedPeer(ctx context.Context, from, to ownedName) {
 	}
 }
 
-// peersChanged has the gateway told, soon. It is for what ends a sandbox's network anyway.
+// leftPeers tells the gateway that a sandbox of a private network is gone, so that its name is too when the call that removed it returns. What could
+// not be told soon is left to the loop.
+func (e *Engine) leftPeers(ctx context.Context, n ownedName) {
+	if n.name == "" || len(e.carded()) == 0 {
+		return // nobody is there who could ask
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveWait)
+	defer cancel()
+	if err := e.tellPeers(ctx, n); err != nil && e.ctx.Err() == nil {
+		e.log.Warn("the name of a sandbox that is gone stays for a moment", "error", err)
+	}
+}
+
+// peersChanged has the gateway told, soon.
 func (e *Engine) peersChanged() {
 	select {
 	case e.peering <- struct{}{}:

@@ -173,7 +173,7 @@ func TestPeers(t *testing.T) {
 	for _, id := range []string{"copy-1", "copy-2", "later", "away"} {
 		r.delete(alice, id)
 	}
-	soon("after deletes", "alice/shop: web; bob/shop: web")
+	want("after deletes", "alice/shop: web; bob/shop: web")
 	var events []string
 	if err := r.Watch(ctx, alice, WatchRequest{NoFollow: true}, func(e *Event) error {
 		if strings.Contains(e.Message, "network ") {

@@ -68,6 +68,8 @@ const (
 	// wakeTime is how long a flow waits for the other sandbox to have its card again, askAgain how long an answer that it cannot is taken for the next.
 	wakeTime = 30 * time.Second
 	askAgain = time.Second
+	// otherFamily is how long a sandbox may take to answer over IPv6 what it has refused over IPv4.
+	otherFamily = time.Second
 )
 
 // SetPeers says who is in a private network, in place of who was; without members it is gone. A sandbox is in the last one that it was put into.
@@ -310,6 +312,9 @@ func (c *card) dialInside(ctx context.Context, proto policy.Protocol, port uint1
 	}
 	far, err := c.connect(ctx, local, remote, ipv4.ProtocolNumber)
 	if err != nil && ctx.Err() == nil {
+		// A sandbox whose kernel has no IPv6 says nothing to that.
+		ctx, cancel := context.WithTimeout(ctx, otherFamily)
+		defer cancel()
 		local, remote = at(GatewayIPv6, SandboxIPv6)
 		if far6, err6 := c.connect(ctx, local, remote, ipv6.ProtocolNumber); err6 == nil {
 			return far6, nil

@@ -217,6 +217,34 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// TestPeerIPv6 reaches a server that listens on IPv6 alone.
+func TestPeerIPv6(t *testing.T) {
+	l := newLab(t)
+	a, b := l.sandbox("sa", "extends: locked"), l.sandbox("sb", "extends: locked")
+	l.peers("k", "shop", "web=sa", "db=sb")
+	at, proto := full(netip.AddrPortFrom(SandboxIPv6, 9000))
+	ln, err := gonet.ListenTCP(b.stack, at, proto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer c.Close(); echo(c) }()
+		}
+	}()
+	if got, err := a.say("db.shop.internal", 9000, "six"); got != "six" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := a.say("db.shop.internal", 9001, "six"); err == nil {
+		t.Error("a port on which nobody listens answers")
+	}
+}
+
 func TestPeerNames(t *testing.T) {
 	l := newLab(t)
 	l.name("db.corp.internal", "11.1.1.1")
