@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -138,7 +139,19 @@ func describe(err error) string {
 	if errors.Is(err, context.Canceled) {
 		msg = "interrupted"
 	}
-	return escape(strings.ReplaceAll(strings.TrimSpace(msg), "\n", "; "))
+	msg = strings.ReplaceAll(strings.TrimSpace(msg), "\n", "; ")
+	if m := missing.FindStringSubmatch(msg); m != nil && lists[m[1]] != "" && errors.Is(err, warren.ErrNotFound) {
+		msg += "; `" + lists[m[1]] + "` lists those that there are"
+	}
+	return escape(msg)
+}
+
+// missing is how the server names what there is not.
+var missing = regexp.MustCompile(`(?:^|: )([a-z]+) "[^"]*": not found$`)
+
+var lists = map[string]string{
+	"sandbox": "warren ls", "workspace": "warren workspace ls", "snapshot": "warren snapshot ls", "template": "warren template ls", "secret": "warren secret ls",
+	"token": "warren token ls", "image": "warren image ls", "repository": "warren repo ls", "policy": "warren policy ls",
 }
 
 // escape makes a name, label or message from elsewhere harmless on a terminal and in a table: control characters and
