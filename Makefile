@@ -60,6 +60,11 @@ drivers: build ## one table for each driver: conformance, escapes and their twin
 	@script/setup.sh bench
 	@script/drivers.sh
 
+.PHONY: browser
+browser: build ## previews in a real browser, which it installs
+	@script/setup.sh browser
+	@WARREN_REQUIRE_ALL=1 WARREN_BROWSER="$$(command -v chromium)" WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -count 1 -run TestPreviewInBrowser ./cmd/warren
+
 .PHONY: soak
 soak: build ## thousands of kills and cycles; hours
 	@script/setup.sh test
