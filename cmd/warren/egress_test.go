@@ -1,0 +1,363 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren/driver/drivertest/egress"
+	"github.com/warren-sandbox/warren/internal/testenv"
+)
+
+// attackProgram returns a directory with what attacks a network, and the lab's authority.
+func attackProgram(t *testing.T, n *internet) string {
+	t.Helper()
+	path, err := testenv.Build(filepath.Join(testenv.Repo(t), ".cache", "attack"), "attack", "./driver/drivertest/egress/attack")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		// Attacks are made as other users too.
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "attack"), b, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "roots.pem"), n.roots, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// labHome is a home whose programs are in an internet.
+func labHome(t *testing.T, n *internet) *home {
+	t.Helper()
+	h := newHome(t)
+	roots := filepath.Join(h.dir, "lab-roots.pem")
+	if err := os.WriteFile(roots, n.roots, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(h.dir, "policies"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h.env = []string{"WARREN_GATEWAY_RESOLVER=" + egress.DNS + ":53", "WARREN_GATEWAY_ROOTS=" + roots}
+	return h
+}
+
+// policy writes a policy of the daemon's.
+func (h *home) policy(name, text string) {
+	h.t.Helper()
+	// By a rename, so that no half of it is read.
+	file := filepath.Join(h.dir, "policies", name+".yaml")
+	err := os.WriteFile(file+".new", []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// inLab runs warren in an internet, which it has to be started from for the daemon to be there too.
+func (h *home) inLab(n *internet, args ...string) string {
+	h.t.Helper()
+	out, err := n.output(h.command(args...))
+	if err != nil {
+		h.t.Fatalf("warren %s: %v", strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(out)
+}
+
+// names that the policy of the attacked sandbox allows.
+func allowedNames() (names []string) {
+	for name := range egress.Names {
+		if name != egress.Wild {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// egressPolicy allows the lab's servers, and names that lead where none may. More is added to its rules.
+func egressPolicy(more string) string {
+	var others []string
+	for _, name := range allowedNames() {
+		if !slices.Contains([]string{egress.Allowed, egress.Passed, egress.Plain}, name) {
+			others = append(others, name)
+		}
+	}
+	return fmt.Sprintf(`allow:
+  - {name: inspected, host: %s, inspect: true}
+  - {name: passed, hosts: [%s, "*.wild.lab"]}
+  - {name: plain, host: %s, protocol: http}
+  - {name: astray, hosts: [%s]}
+  - {name: astray over http, hosts: [%[4]s], protocol: http}
+  - {name: metadata, cidr: 169.254.169.254/32, protocol: http}
+%[5]s`, egress.Allowed, egress.Passed, egress.Plain, strings.Join(others, ", "), more)
+}
+
+// harmless says whether a sign is one that a sandbox may leave: of what its policy allows.
+func harmless(sign string) bool {
+	kind, rest, _ := strings.Cut(sign, " ")
+	switch kind {
+	case "tcp", "udp":
+		a, err := netip.ParseAddrPort(rest)
+		if err != nil {
+			return false
+		}
+		// No engine is there; see testenv.NoEngine.
+		return kind == "tcp" && egress.Servers(a.Addr()) && (a.Port() == 80 || a.Port() == 443) || a.Addr().String() == egress.DNS && a.Port() == 53 || "tcp://"+rest == testenv.NoEngine
+	case "dns":
+		qtype, name, _ := strings.Cut(rest, " ")
+		return (qtype == "A" || qtype == "AAAA") && egress.Names[strings.TrimSuffix(name, ".")] != nil
+	case "request":
+		method, url, _ := strings.Cut(rest, " ")
+		host, path, _ := strings.Cut(url, "/")
+		return egress.Names[host] != nil && (path == "" || path == "redirect") && (method == "GET" || method == "POST")
+	}
+	return false
+}
+
+// verdict is what became of the attacks in one state: what failed, by case.
+func verdict(r egress.Report, seen map[string]int) map[string][]string {
+	bad := map[string][]string{}
+	owner := map[string]string{}
+	for _, try := range r.Tries {
+		if bad[try.Case] == nil {
+			bad[try.Case] = []string{}
+		}
+		for _, s := range try.Signs {
+			owner[s] = try.Case
+			if seen[s] > 0 && !harmless(s) {
+				bad[try.Case] = append(bad[try.Case], fmt.Sprintf("%s left %q and got %s", try.What, s, try.Got))
+			}
+		}
+	}
+	for s := range seen {
+		if !harmless(s) && owner[s] == "" {
+			bad["?"] = append(bad["?"], s)
+		}
+	}
+	return bad
+}
+
+// missing are the signs that attacks did not leave where nothing stops them.
+func missing(r egress.Report, seen map[string]int) (list []string) {
+	for _, try := range r.Tries {
+		if len(try.Signs) == 0 {
+			list = append(list, fmt.Sprintf("%s: %s has no sign", try.Case, try.What))
+		}
+		for _, s := range try.Signs {
+			if seen[s] == 0 {
+				list = append(list, fmt.Sprintf("%s: %s left no %q, and got %s", try.Case, try.What, s, try.Got))
+			}
+		}
+	}
+	return list
+}
+
+func parseReport(t *testing.T, out string) (r egress.Report) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v of %.500q", err, out)
+	}
+	if len(r.Tries) < 100 {
+		t.Fatalf("only %d tries", len(r.Tries))
+	}
+	return r
+}
+
+// controlled checks that what is allowed works.
+func controlled(t *testing.T, r egress.Report) {
+	t.Helper()
+	if len(r.Controls) < 4 {
+		t.Errorf("only %d requests that are allowed were tried", len(r.Controls))
+	}
+	for url, got := range r.Controls {
+		_, name, _ := strings.Cut(url, "://")
+		if want := "200 " + strings.ToLower(strings.TrimSuffix(name, ".")) + " is here"; strings.ToLower(strings.Replace(got, name, strings.TrimSuffix(name, "."), 1)) != want {
+			t.Errorf("%s, which is allowed, gives %q", url, got)
+		}
+	}
+}
+
+// TestEgressTwin runs the attacks of TestEgressStates with no gateway in between: every one of them has to arrive, or that it does not from a sandbox
+// proves nothing.
+func TestEgressTwin(t *testing.T) {
+	testenv.NeedsMountNamespace(t)
+	testenv.NeedsTool(t, "ip", "mount")
+	n := newInternet(t)
+	dir := attackProgram(t, n)
+	hosts := filepath.Join(t.TempDir(), "hosts")
+	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /; mount --bind "$1" /etc/hosts; exec "$2" run`, "sh", hosts, filepath.Join(dir, "attack"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	out, err := n.output(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := parseReport(t, out)
+	controlled(t, r)
+	for _, m := range missing(r, n.signs()) {
+		t.Errorf("in the twin %s", m)
+	}
+}
+
+// TestEgressStates attacks the network of a sandbox from inside, in each state that a sandbox comes into, and counts what arrives anywhere: nothing.
+// In TestEgressTwin everything arrives.
+func TestEgressStates(t *testing.T) {
+	n := newInternet(t)
+	dir := attackProgram(t, n)
+	h := labHome(t, n)
+	h.policy("lab", egressPolicy(""))
+	h.inLab(n, "create", "--name", "s", "--policy", "lab")
+	h.inLab(n, "cp", dir, "s:/tmp/lab")
+	n.signs()
+
+	table := &stateTable{results: map[string]map[string]string{}}
+	attack := func(t *testing.T, state, sandbox string) {
+		began := time.Now()
+		r := parseReport(t, h.inLab(n, "exec", "-u", "root", sandbox, "--", "/tmp/lab/attack", "run"))
+		seen := n.signs()
+		controlled(t, r)
+		bad := verdict(r, seen)
+		for id, list := range bad {
+			for _, what := range list {
+				t.Errorf("%s: %s", id, what)
+			}
+		}
+		table.add(state, r, bad)
+		t.Logf("%d tries in %v", len(r.Tries), time.Since(began).Round(time.Millisecond))
+	}
+	for _, s := range []struct {
+		name, sandbox string
+		enter         func()
+	}{
+		{"fresh", "s", func() {}},
+		{"daemon killed", "s", func() {
+			p, err := os.FindProcess(h.daemon())
+			if err == nil {
+				err = p.Kill()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"resumed", "s", func() { h.inLab(n, "pause", "s"); h.inLab(n, "resume", "s") }},
+		{"reloaded", "s", func() {
+			h.policy("lab", egressPolicy("  - {name: one more, host: more.lab}\n"))
+			h.waitRecord(n, "policy.change")
+		}},
+		{"gateway killed", "s", func() { h.killGateway(); h.waitControl(n, "s") }},
+		{"forked", "child", func() { h.inLab(n, "fork", "s", "--name", "child") }},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			s.enter()
+			attack(t, s.name, s.sandbox)
+		})
+	}
+	table.print(t)
+}
+
+// waitRecord waits until something is on record.
+func (h *home) waitRecord(n *internet, what string) {
+	h.t.Helper()
+	for range 300 {
+		if strings.Contains(h.inLab(n, "events", "--json"), what) {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	h.t.Fatalf("%s never comes on record", what)
+}
+
+// waitControl waits until a sandbox is served again.
+func (h *home) waitControl(n *internet, sandbox string) {
+	h.t.Helper()
+	for range 300 {
+		if out, err := n.output(h.command("exec", sandbox, "--", "/tmp/lab/attack", "control")); err == nil && strings.Count(out, "200 ") >= 6 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	h.t.Fatal("the sandbox is never served again")
+}
+
+// killGateway kills the gateway with SIGKILL.
+func (h *home) killGateway() {
+	h.t.Helper()
+	b, err := os.ReadFile(filepath.Join(h.dir, "run", "gateway", "gateway.pid"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(b), &pid); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// stateTable is what came of each case in each state.
+type stateTable struct {
+	states  []string
+	cases   []string
+	tries   map[string]int
+	results map[string]map[string]string
+}
+
+func (s *stateTable) add(state string, r egress.Report, bad map[string][]string) {
+	s.states = append(s.states, state)
+	s.tries = map[string]int{}
+	for _, try := range r.Tries {
+		s.tries[try.Case]++
+		if !slices.Contains(s.cases, try.Case) {
+			s.cases = append(s.cases, try.Case)
+		}
+		if s.results[try.Case] == nil {
+			s.results[try.Case] = map[string]string{}
+		}
+		s.results[try.Case][state] = "0"
+		if n := len(bad[try.Case]); n > 0 {
+			s.results[try.Case][state] = fmt.Sprint(n)
+		}
+	}
+}
+
+// print prints the table: how many signs of each case were seen in each state.
+func (s *stateTable) print(t *testing.T) {
+	slices.Sort(s.cases)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-6s %5s", "case", "tries")
+	for _, state := range s.states {
+		fmt.Fprintf(&b, "  %s", state)
+	}
+	for _, id := range s.cases {
+		fmt.Fprintf(&b, "\n%-6s %5d", id, s.tries[id])
+		for _, state := range s.states {
+			fmt.Fprintf(&b, "  %*s", len(state), s.results[id][state])
+		}
+	}
+	t.Logf("what arrived of each case in each state:\n%s", b.String())
+}
