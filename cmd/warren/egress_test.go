@@ -3,8 +3,11 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,6 +19,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
+	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -100,7 +104,7 @@ func allowedNames() (names []string) {
 func egressPolicy(more string) string {
 	var others []string
 	for _, name := range allowedNames() {
-		if !slices.Contains([]string{egress.Allowed, egress.Passed, egress.Plain}, name) {
+		if !slices.Contains([]string{egress.Allowed, egress.Passed, egress.Plain, egress.Bank, egress.Branch}, name) {
 			others = append(others, name)
 		}
 	}
@@ -111,7 +115,12 @@ func egressPolicy(more string) string {
   - {name: astray, hosts: [%s]}
   - {name: astray over http, hosts: [%[4]s], protocol: http}
   - {name: metadata, cidr: 169.254.169.254/32, protocol: http}
-%[5]s`, egress.Allowed, egress.Passed, egress.Plain, strings.Join(others, ", "), more)
+  - {name: bank, host: %[5]s, ports: [443, 8443]}
+  - {name: bank over http, host: %[5]s, protocol: http}
+  - {name: branch, host: %[6]s, inspect: true}
+%[7]ssecrets:
+  - {secret: bank-key, env: %[8]s, host: %[5]s, paths: [/echo/**], place: {header: Authorization, format: "Bearer {}"}}
+`, egress.Allowed, egress.Passed, egress.Plain, strings.Join(others, ", "), egress.Bank, egress.Branch, more, egress.TokenVariable)
 }
 
 // harmless says whether a sign is one that a sandbox may leave: of what its policy allows.
@@ -124,16 +133,34 @@ func harmless(sign string) bool {
 			return false
 		}
 		// No engine is there; see testenv.NoEngine.
-		return kind == "tcp" && egress.Servers(a.Addr()) && (a.Port() == 80 || a.Port() == 443) || a.Addr().String() == egress.DNS && a.Port() == 53 || "tcp://"+rest == testenv.NoEngine
+		return kind == "tcp" && egress.Servers(a.Addr()) && (a.Port() == 80 || a.Port() == 443 || a.Port() == 8443) || a.Addr().String() == egress.DNS && a.Port() == 53 || "tcp://"+rest == testenv.NoEngine
 	case "dns":
 		qtype, name, _ := strings.Cut(rest, " ")
 		return (qtype == "A" || qtype == "AAAA") && egress.Names[strings.TrimSuffix(name, ".")] != nil
 	case "request":
 		method, url, _ := strings.Cut(rest, " ")
 		host, path, _ := strings.Cut(url, "/")
-		return egress.Names[host] != nil && (path == "" || path == "redirect") && (method == "GET" || method == "POST")
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		return egress.Names[host] != nil && (path == "" || path == "redirect" || host == egress.Bank) && (method == "GET" || method == "POST")
+	case "secret":
+		return sign == egress.Secret(egress.Names[egress.Bank][0], 443)
+	case "used":
+		return strings.HasPrefix(rest, "/echo/")
 	}
 	return false
+}
+
+// found adds what came back of secrets to what was seen.
+func (n *internet) found(r egress.Report, seen map[string]int) {
+	for _, try := range r.Tries {
+		for _, scan := range n.scans {
+			if try.Back != nil && len(scan.Text(try.What, string(try.Back))) > 0 {
+				seen[try.Signs[0]]++
+			}
+		}
+	}
 }
 
 // verdict is what became of the attacks in one state: what failed, by case.
@@ -199,18 +226,39 @@ func controlled(t *testing.T, r egress.Report) {
 	}
 }
 
+// bankKeys are the values of a secret, one after the other.
+var bankKeys = []string{egress.TwinPrefix + `9f8e7d/6c5b&4a39<"q`, egress.TwinPrefix + `other/1a2b&3c4d<"z`}
+
+// watch has the lab look for values in all that servers read and all that comes back.
+func (n *internet) watch(values ...string) {
+	n.secrets = values
+	for _, v := range values {
+		n.scans = append(n.scans, secrettest.New(n.t, map[string]string{"bank-key": v}))
+	}
+}
+
+// charged checks that the secret was used where it is granted, and that a placeholder came back (C01).
+func (n *internet) charged(t *testing.T, r egress.Report, seen map[string]int) {
+	t.Helper()
+	if !strings.HasPrefix(r.Charge, "200 ") || seen[egress.Used("/echo/nothing")] == 0 || seen[egress.Secret(egress.Names[egress.Bank][0], 443)] == 0 {
+		t.Errorf("C01: the bank was not shown the secret: %q", r.Charge)
+	}
+}
+
 // TestEgressTwin runs the attacks of TestEgressStates with no gateway in between: every one of them has to arrive, or that it does not from a sandbox
 // proves nothing.
 func TestEgressTwin(t *testing.T) {
 	testenv.NeedsMountNamespace(t)
 	testenv.NeedsTool(t, "ip", "mount")
 	n := newInternet(t)
+	n.watch(bankKeys[0])
 	dir := attackProgram(t, n)
 	hosts := filepath.Join(t.TempDir(), "hosts")
 	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /; mount --bind "$1" /etc/hosts; exec "$2" run`, "sh", hosts, filepath.Join(dir, "attack"))
+	cmd.Env = append(os.Environ(), egress.TokenVariable+"="+bankKeys[0])
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := n.output(cmd)
 	if err != nil {
@@ -218,7 +266,9 @@ func TestEgressTwin(t *testing.T) {
 	}
 	r := parseReport(t, out)
 	controlled(t, r)
-	for _, m := range missing(r, n.signs()) {
+	seen := n.signs()
+	n.found(r, seen)
+	for _, m := range missing(r, seen) {
 		t.Errorf("in the twin %s", m)
 	}
 }
@@ -228,8 +278,13 @@ func TestEgressTwin(t *testing.T) {
 func TestEgressStates(t *testing.T) {
 	n := newInternet(t)
 	dir := attackProgram(t, n)
+	n.watch(bankKeys...)
 	h := labHome(t, n)
 	h.policy("lab", egressPolicy(""))
+	h.policy("bare", "allow:\n  - {host: "+egress.Bank+", inspect: true}\n")
+	h.setSecret(n, bankKeys[0])
+	h.inLab(n, "create", "--name", "bare", "--policy", "bare")
+	h.inLab(n, "cp", dir, "bare:/tmp/lab")
 	h.inLab(n, "create", "--name", "s", "--policy", "lab")
 	h.inLab(n, "cp", dir, "s:/tmp/lab")
 	n.signs()
@@ -239,7 +294,9 @@ func TestEgressStates(t *testing.T) {
 		began := time.Now()
 		r := parseReport(t, h.inLab(n, "exec", "-u", "root", sandbox, "--", "/tmp/lab/attack", "run"))
 		seen := n.signs()
+		n.found(r, seen)
 		controlled(t, r)
+		n.charged(t, r, seen)
 		bad := verdict(r, seen)
 		for id, list := range bad {
 			for _, what := range list {
@@ -247,6 +304,8 @@ func TestEgressStates(t *testing.T) {
 			}
 		}
 		table.add(state, r, bad)
+		t.Run("C19", func(t *testing.T) { h.rotation(t, n, sandbox) })
+		t.Run("C20", func(t *testing.T) { h.stranger(t, n, sandbox) })
 		t.Logf("%d tries in %v", len(r.Tries), time.Since(began).Round(time.Millisecond))
 	}
 	for _, s := range []struct {
@@ -277,6 +336,77 @@ func TestEgressStates(t *testing.T) {
 		})
 	}
 	table.print(t)
+}
+
+// setSecret gives the secret a value.
+func (h *home) setSecret(n *internet, value string) {
+	h.t.Helper()
+	cmd := h.command("secret", "set", "bank-key")
+	cmd.Stdin = strings.NewReader(value)
+	if _, err := n.output(cmd); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// rotation changes a secret and takes it away while a connection to the bank is open: the next request has the new value, or is not sent (C19).
+func (h *home) rotation(t *testing.T, n *internet, sandbox string) {
+	cmd := h.command("exec", "-i", sandbox, "--", "/tmp/lab/attack", "keep")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	request := func(want string, shown ...string) {
+		t.Helper()
+		n.shown()
+		io.WriteString(in, "plain\n")
+		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want+" ") {
+			t.Errorf("an answer %q, want %s", lines.Text(), want)
+		}
+		if got := n.shown(); !slices.Equal(got, shown) {
+			t.Errorf("the bank was shown %q, want %q", got, shown)
+		}
+		for _, scan := range n.scans {
+			if found := scan.Text("the answer", lines.Text()); len(found) > 0 {
+				t.Errorf("it came back: %v", found)
+			}
+		}
+	}
+	request("200", bankKeys[0])
+	h.setSecret(n, bankKeys[1])
+	request("200", bankKeys[1])
+	h.inLab(n, "secret", "rm", "bank-key")
+	request("502")
+	h.setSecret(n, bankKeys[0])
+	request("200", bankKeys[0])
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	n.signs()
+}
+
+// stranger has a sandbox that is granted nothing use the placeholder of one that is (C20): it is no more than its letters.
+func (h *home) stranger(t *testing.T, n *internet, sandbox string) {
+	token := h.inLab(n, "exec", sandbox, "--", "sh", "-c", "echo $"+egress.TokenVariable)
+	n.signs()
+	n.shown()
+	said := h.inLab(n, "exec", "bare", "--", "/tmp/lab/attack", "stranger", token)
+	if got := n.shown(); !slices.Equal(got, []string{token}) || !strings.HasPrefix(token, "wsec_") {
+		t.Errorf("the bank was shown %q for %q; %s", got, token, said)
+	}
+	for s := range n.signs() {
+		if strings.HasPrefix(s, "secret ") || strings.HasPrefix(s, "used ") {
+			t.Errorf("the bank has seen the value: %s", s)
+		}
+	}
 }
 
 // waitRecord waits until something is on record.

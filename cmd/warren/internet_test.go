@@ -4,21 +4,26 @@ package main
 
 import (
 	"bytes"
+	"compress/flate"
+	"compress/gzip"
 	"crypto/tls"
+	"encoding/base64"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
+	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 	"github.com/warren-sandbox/warren/internal/testenv"
 	"github.com/warren-sandbox/warren/internal/tun"
 )
@@ -37,14 +43,14 @@ type internet struct {
 	t     *testing.T
 	ns    *os.File
 	roots []byte
-	// answer is what the servers say besides the ordinary, nil if nothing.
-	answer http.HandlerFunc
-	// secret is a value that is looked for in all that servers read.
-	secret atomic.Pointer[string]
+	// secrets are values that are looked for in all that servers read.
+	secrets []string
+	scans   []*secrettest.Scanner
 
 	mu      sync.Mutex
 	seen    map[string]int
 	answers map[string]int // by name
+	bank    []string       // the tokens that the bank was shown
 	raw     int            // the packet socket
 }
 
@@ -87,7 +93,7 @@ func newInternet(t *testing.T) *internet {
 	var listeners []net.Listener
 	var packets []net.PacketConn
 	check(n.within(func() error {
-		for _, port := range []string{":80", ":443"} {
+		for _, port := range []string{":80", ":443", ":8443"} {
 			l, err := net.Listen("tcp", port)
 			if err != nil {
 				return err
@@ -111,7 +117,7 @@ func newInternet(t *testing.T) *internet {
 		}
 		return nil
 	}))
-	for _, l := range listeners[:2] {
+	for _, l := range listeners[:3] {
 		go func() {
 			for {
 				c, err := l.Accept()
@@ -176,13 +182,15 @@ func (n *internet) signs() map[string]int {
 	return seen
 }
 
-// words notes the words of attacks in what a server has read.
-func (n *internet) words(b []byte, also func()) {
+// words notes the words of attacks in what a server has read, and calls secret for secrets in it.
+func (n *internet) words(b []byte, secret func()) {
 	for _, w := range egress.Word.FindAll(b, -1) {
 		n.sign("%s", egress.Read(string(w)))
 	}
-	if s := n.secret.Load(); s != nil && also != nil && bytes.Contains(b, []byte(*s)) {
-		also()
+	for _, s := range n.secrets {
+		if secret != nil && bytes.Contains(b, []byte(s)) {
+			secret()
+		}
 	}
 }
 
@@ -395,16 +403,21 @@ func (h *handed) Addr() net.Addr { return &net.TCPAddr{} }
 
 // serve answers requests.
 func (n *internet) serve(w http.ResponseWriter, r *http.Request) {
-	at := "secret"
-	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
-		at = "secret " + a.String()
-	}
+	local := r.Context().Value(http.LocalAddrContextKey).(net.Addr).String()
 	// Over HTTP/2 the words are packed.
-	n.words(fmt.Appendf(nil, "%s %s %s %v", r.Method, r.Host, r.URL, r.Header), func() { n.sign("%s", at) })
+	n.words(fmt.Appendf(nil, "%s %s %s %v", r.Method, r.Host, r.URL, r.Header), func() {
+		n.sign("secret %s", local)
+		n.sign("%s", egress.Used(r.URL.Path))
+	})
 	n.sign("request %s %s%s", r.Method, r.Host, r.URL.Path)
+	kind, echo := strings.CutPrefix(r.URL.Path, "/echo/")
 	switch {
-	case n.answer != nil && strings.HasPrefix(r.URL.Path, "/echo"):
-		n.answer(w, r)
+	case echo:
+		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		n.mu.Lock()
+		n.bank = append(n.bank, token)
+		n.mu.Unlock()
+		tell(w, kind, token)
 	case r.URL.Path == "/redirect":
 		var code, kind int
 		fmt.Sscan(r.URL.Query().Get("code"), &code)
@@ -415,4 +428,76 @@ func (n *internet) serve(w http.ResponseWriter, r *http.Request) {
 	default:
 		fmt.Fprintf(w, "%s is here", r.Host)
 	}
+}
+
+// shown returns the tokens that the bank was shown since the last call.
+func (n *internet) shown() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	bank := n.bank
+	n.bank = nil
+	return bank
+}
+
+// tell answers with a token, in one of the kinds of package egress, or without.
+func tell(w http.ResponseWriter, kind, token string) {
+	body := &strings.Builder{}
+	pack := func(z interface {
+		Write([]byte) (int, error)
+		Close() error
+	}) {
+		fmt.Fprintf(z, "it is %s.", token)
+		z.Close()
+	}
+	switch kind {
+	case "header":
+		w.Header().Set("X-Echo", "it is "+token)
+	case "cookie":
+		http.SetCookie(w, &http.Cookie{Name: "token", Value: url.QueryEscape(token)})
+		w.Header().Add("Set-Cookie", "plain="+token)
+	case "location":
+		w.Header().Set("Location", "https://"+egress.Bank+"/?token="+url.QueryEscape(token))
+		w.WriteHeader(http.StatusFound)
+	case "trailer":
+		w.Header().Set("Trailer", "X-Echo")
+		w.(http.Flusher).Flush()
+		w.Header().Set("X-Echo", token)
+	case "plain":
+		fmt.Fprintf(body, "it is %s.", token)
+	case "pieces":
+		for _, b := range []byte("it is " + token + ".") {
+			w.Write([]byte{b})
+			w.(http.Flusher).Flush()
+		}
+	case "gzip":
+		w.Header().Set("Content-Encoding", "gzip")
+		pack(gzip.NewWriter(body))
+	case "deflate":
+		w.Header().Set("Content-Encoding", "deflate")
+		z, _ := flate.NewWriter(body, 9)
+		pack(z)
+	case "events":
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(body, "data: 1\n\ndata: %s\n\n", token)
+	case "lines":
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		fmt.Fprintf(body, "{}\n{\"token\":%q}\n", token)
+	case "base64":
+		fmt.Fprintf(body, "it is %s.", base64.StdEncoding.EncodeToString([]byte("it is "+token+".")))
+	case "base64url":
+		fmt.Fprintf(body, "it is %s.", base64.RawURLEncoding.EncodeToString([]byte("it: "+token)))
+	case "basic":
+		fmt.Fprintf(body, "Basic %s", base64.StdEncoding.EncodeToString([]byte("user:"+token)))
+	case "url":
+		fmt.Fprintf(body, "/?token=%s&a=b", url.QueryEscape(token))
+	case "json":
+		json.NewEncoder(body).Encode(map[string]string{"token": token})
+	case "html":
+		fmt.Fprintf(body, "<p>%s</p>", html.EscapeString(token))
+	case "hex":
+		fmt.Fprintf(body, "%x", "it is "+token)
+	case "HEX":
+		fmt.Fprintf(body, "%X", "it is "+token)
+	}
+	fmt.Fprint(w, body.String())
 }

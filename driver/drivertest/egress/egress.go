@@ -37,10 +37,25 @@ const (
 	Wild    = "a.wild.lab" // by *.wild.lab
 )
 
+// Bank is granted a secret, on port 443 and below /echo. Branch is another name of it.
+const (
+	Bank   = "bank.lab"
+	Branch = "branch.lab"
+	// TokenVariable has what the sandbox sends in place of the secret. In the twin, where it is the secret, it begins with TwinPrefix.
+	TokenVariable = "BANK_TOKEN"
+	TwinPrefix    = "vault+"
+)
+
+// Heads and Bodies are the ways in which the bank's answers have the value.
+var (
+	Heads  = []string{"header", "cookie", "location", "trailer"}
+	Bodies = []string{"plain", "pieces", "gzip", "deflate", "events", "lines", "base64", "base64url", "basic", "url", "json", "html", "hex", "HEX"}
+)
+
 // Names are those of the lab with an address of their own; all others are at Evil. The second group is allowed too, and leads where no name may.
 // The first answer for rebind.lab is another than those that follow.
 var Names = map[string][]string{
-	Allowed: {"11.1.1.1"}, Passed: {"11.1.1.2"}, Plain: {"11.1.1.3"}, Wild: {"11.1.1.4"},
+	Allowed: {"11.1.1.1"}, Passed: {"11.1.1.2"}, Plain: {"11.1.1.3"}, Wild: {"11.1.1.4"}, Bank: {"11.1.1.8"}, Branch: {"11.1.1.10"},
 
 	"rebind.lab": {"10.6.15.1"}, "mixed.lab": {"11.1.1.5", "fd00:6::15"}, "alias.lab": {"10.6.15.2"},
 	"loop.lab": {"127.0.0.1"}, "loop6.lab": {"::1"}, "ten.lab": {"10.6.13.1"}, "shared.lab": {"100.64.13.1"}, "link.lab": {"169.254.13.1"}, "unique.lab": {"fd00:6::13"},
@@ -52,7 +67,7 @@ var Names = map[string][]string{
 const First = "11.1.1.6"
 
 // Servers says whether an address is that of a server that the policy allows.
-func Servers(a netip.Addr) bool { return netip.MustParsePrefix("11.1.1.0/29").Contains(a) }
+func Servers(a netip.Addr) bool { return netip.MustParsePrefix("11.1.1.0/28").Contains(a) }
 
 // Addresses returns those of a name.
 func Addresses(name string) []string {
@@ -82,6 +97,17 @@ func Other(proto int, address string) string { return "ip/" + strconv.Itoa(proto
 // Question is the sign of a question, which has the type and the name as it is written in files.
 func Question(qtype, name string) string { return "dns " + qtype + " " + name }
 
+// Secret is the sign of a value that a server at an address has read, Used that of one in a request for a path, and Shown that of one that came back.
+func Secret(address string, port int) string {
+	return "secret " + netip.AddrPortFrom(netip.MustParseAddr(address).Unmap(), uint16(port)).String()
+}
+
+// Used is told with Secret.
+func Used(path string) string { return "used " + path }
+
+// Shown is told with Secret.
+func Shown(kind string) string { return "shown " + kind }
+
 // Name writes the bytes of a name as files do, in one way.
 func Name(name string) string {
 	var b strings.Builder
@@ -102,10 +128,14 @@ type Try struct {
 	Signs []string
 	// Got is what came of it for the attacker.
 	Got string
+	// Back is all that came back, where that matters.
+	Back []byte `json:",omitempty"`
 }
 
-// Report is what the program that attacks prints, as JSON. Controls are requests that are allowed, by their URL, with what came back.
+// Report is what the program that attacks prints, as JSON. Controls are requests that are allowed, by their URL, with what came back, and Charge what came back where the secret was
+// to be used.
 type Report struct {
 	Tries    []Try
 	Controls map[string]string
+	Charge   string
 }

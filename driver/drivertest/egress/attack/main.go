@@ -16,19 +16,23 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fail("want a verb: run [CASE...], control, first, send or detach")
+		fail("want a verb: run [CASE...], control, first, send, detach, keep or stranger TOKEN")
 	}
 	switch verb, args := os.Args[1], os.Args[2:]; verb {
 	case "run":
 		run(args)
 	case "control":
-		json.NewEncoder(os.Stdout).Encode(egress.Report{Controls: controls()})
+		json.NewEncoder(os.Stdout).Encode(egress.Report{Controls: controls(), Charge: charge()})
 	case "first":
 		first(args)
 	case "send":
 		send(args)
 	case "detach":
 		detach(args)
+	case "keep":
+		keep()
+	case "stranger":
+		stranger(args)
 	default:
 		fail("no verb " + verb)
 	}
@@ -98,13 +102,15 @@ func run(ids []string) {
 	}
 	wg.Wait()
 	for _, p := range all {
-		got := strings.ToValidUTF8(<-p.got, "?")
-		if len(got) > 200 {
-			got = got[:200]
+		got := <-p.got
+		t := egress.Try{Case: p.id, What: p.what, Signs: p.signs}
+		if strings.HasPrefix(p.signs[0], egress.Shown("")) {
+			t.Back = []byte(got)
 		}
-		report.Tries = append(report.Tries, egress.Try{Case: p.id, What: p.what, Signs: p.signs, Got: strings.ToValidUTF8(got, "?")})
+		t.Got = strings.ToValidUTF8(got[:min(len(got), 200)], "?")
+		report.Tries = append(report.Tries, t)
 	}
-	report.Controls = controls()
+	report.Controls, report.Charge = controls(), charge()
 	json.NewEncoder(os.Stdout).Encode(report)
 }
 
