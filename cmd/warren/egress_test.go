@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,11 +14,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
 	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 	"github.com/warren-sandbox/warren/internal/testenv"
@@ -288,6 +293,8 @@ func TestEgressStates(t *testing.T) {
 	h.inLab(n, "create", "--name", "s", "--policy", "lab")
 	h.inLab(n, "cp", dir, "s:/tmp/lab")
 	n.signs()
+	// One process sends all the while, also where the test waits for the next state.
+	h.inLab(n, "exec", "-d", "-u", "root", "s", "--", "/tmp/lab/attack", "spray")
 
 	table := &stateTable{results: map[string]map[string]string{}}
 	attack := func(t *testing.T, state, sandbox string) {
@@ -333,6 +340,14 @@ func TestEgressStates(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			s.enter()
 			attack(t, s.name, s.sandbox)
+			// It went on.
+			before := h.inLab(n, "exec", s.sandbox, "--", "cat", "/tmp/sprayed")
+			for i := 0; h.inLab(n, "exec", s.sandbox, "--", "cat", "/tmp/sprayed") == before; i++ {
+				if i == 100 {
+					t.Fatalf("the process that sends all the while has ended after %s rounds", before)
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
 		})
 	}
 	table.print(t)
@@ -407,6 +422,75 @@ func (h *home) stranger(t *testing.T, n *internet, sandbox string) {
 			t.Errorf("the bank has seen the value: %s", s)
 		}
 	}
+}
+
+// TestFirstPacket starts sandboxes whose first command sends packets before anything else (B30): none arrives, and what is allowed works at once.
+// WARREN_STARTS says how many times; there are 1,000 with WARREN_SOAK.
+func TestFirstPacket(t *testing.T) {
+	starts := 25
+	if testenv.Soak() {
+		starts = 1000
+	}
+	if s := os.Getenv("WARREN_STARTS"); s != "" {
+		var err error
+		if starts, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := newInternet(t)
+	dir := attackProgram(t, n)
+	// The twin first: without a gateway all of it arrives.
+	out, err := n.output(exec.Command(filepath.Join(dir, "attack"), "first"))
+	if err != nil || !strings.HasPrefix(out, "200 ") {
+		t.Fatalf("%q, %v", out, err)
+	}
+	seen := n.signs()
+	for _, s := range egress.Start {
+		if seen[s] == 0 {
+			t.Errorf("in the twin it left no %q", s)
+		}
+	}
+	h := labHome(t, n)
+	h.env = append(h.env, "WARREN_POOL=2")
+	h.policy("lab", "allow: ["+egress.Allowed+"]\n")
+	h.inLab(n, "ls")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(starts)*10*time.Second)
+	defer cancel()
+	c, err := warren.Connect(ctx, warren.Options{URL: "unix://" + filepath.Join(h.dir, "warren.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	began := time.Now()
+	var next, good atomic.Int64
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for i := next.Add(1); i <= int64(starts) && !t.Failed(); i = next.Add(1) {
+				sb, err := c.Create(ctx, warren.Spec{Policy: "lab", Mounts: []warren.Mount{{Source: dir, Target: "/tmp/lab"}}})
+				if err != nil {
+					t.Errorf("create %d: %v", i, err)
+					return
+				}
+				out, err := sb.Command("/tmp/lab/attack", "first").Output(ctx)
+				if err != nil || string(out) != "200 "+egress.Allowed+" is here\n" {
+					t.Errorf("start %d: %q, %v", i, out, err)
+				} else {
+					good.Add(1)
+				}
+				if err := sb.Delete(ctx); err != nil {
+					t.Errorf("delete %d: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for s, times := range n.signs() {
+		if !harmless(s) {
+			t.Errorf("%s was seen %d times", s, times)
+		}
+	}
+	t.Logf("%d of %d starts with the policy in force before the first packet, in %v", good.Load(), starts, time.Since(began).Round(time.Second))
 }
 
 // waitRecord waits until something is on record.

@@ -121,6 +121,9 @@ func Name(name string) string {
 	return strings.ReplaceAll(b.String(), "..", ".") + "."
 }
 
+// Start are the signs of the first thing that a sandbox does.
+var Start = []string{Packet("udp", "11.6.30.1", 9999), Packet("udp", "2a00:6::30", 9999), Packet("tcp", "11.6.30.1", 443), Question("TXT", Marker("b30.evil.lab."))}
+
 // Try is one thing that an attack does.
 type Try struct {
 	Case, What string

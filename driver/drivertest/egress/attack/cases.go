@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,7 +29,7 @@ func init() {
 		"B02": otherHosts, "B03": rawTCP, "B04": rawUDP, "B05": protocols, "B06": questions, "B07": otherResolvers, "B08": labels, "B09": oddNames,
 		"B10": spellings, "B11": lookalikes, "B12": literals, "B13": special, "B14": metadata, "B15": rebinding, "B16": ownHosts, "B17": pinned,
 		"B18": fronting, "B19": hellos, "B20": otherProtocols, "B21": tunnels, "B22": processes, "B23": hosts, "B24": framing, "B25": upgrades,
-		"B26": redirects, "B34": spoofing, "B35": routes, "B40": heads, "B42": untrusted,
+		"B26": redirects, "B29": spraying, "B34": spoofing, "B35": routes, "B40": heads, "B42": untrusted,
 	} {
 		cases[id] = f
 	}
@@ -524,6 +525,64 @@ func tunnels() (list []try) {
 		}
 	}
 	return list
+}
+
+// spraying is what a process does that never stops, whatever becomes of the daemon, the gateway and the sandbox meanwhile.
+func spraying() []try {
+	return []try{{"a packet, a connection and a question", []string{
+		egress.Packet("udp", "11.6.29.1", 9999), egress.Packet("tcp", "11.6.29.1", 443), egress.Packet("udp", "2a00:6::29", 9999), egress.Question("TXT", egress.Marker("b29.evil.lab.")),
+	}, func() string {
+		if err := spray(4); err != nil {
+			return err.Error()
+		}
+		return "sent"
+	}}}
+}
+
+// spray sends rounds of packets, or without end, and waits for no answer.
+func spray(rounds int) error {
+	question := new(dns.Msg)
+	question.SetQuestion(egress.Marker("b29.evil.lab."), dns.TypeTXT)
+	ask, err := question.Pack()
+	if err != nil {
+		return err
+	}
+	v4, v6, names, to := sockaddr("11.6.29.1", 9999), sockaddr("2a00:6::29", 9999), sockaddr(egress.Resolver, 53), sockaddr("11.6.29.1", 443)
+	for i := 0; rounds == 0 || i < rounds; i++ {
+		for _, d := range []struct {
+			domain int
+			to     syscall.Sockaddr
+			text   []byte
+		}{{syscall.AF_INET, v4, []byte("x")}, {syscall.AF_INET6, v6, []byte("x")}, {syscall.AF_INET, names, ask}} {
+			fd, err := syscall.Socket(d.domain, syscall.SOCK_DGRAM|syscall.SOCK_NONBLOCK, 0)
+			if err != nil {
+				return err
+			}
+			syscall.Sendto(fd, d.text, 0, d.to)
+			syscall.Close(fd)
+		}
+		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		syscall.Connect(fd, to)
+		time.Sleep(5 * time.Millisecond)
+		syscall.Close(fd)
+		if rounds == 0 && i%20 == 0 {
+			// Who looks whether it goes on reads this.
+			if err := os.WriteFile("/tmp/sprayed", fmt.Append(nil, i), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func sockaddr(addr string, port int) syscall.Sockaddr {
+	if a := netip.MustParseAddr(addr); a.Is6() {
+		return &syscall.SockaddrInet6{Port: port, Addr: a.As16()}
+	}
+	return &syscall.SockaddrInet4{Port: port, Addr: netip.MustParseAddr(addr).As4()}
 }
 
 // send is what other processes do: they say a word to an address, a few times, since who waits for them is gone.

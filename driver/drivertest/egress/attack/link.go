@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
 )
 
@@ -136,15 +138,18 @@ func routes() []try {
 	}
 }
 
-// first sends before anything else is done, and says whether that is what it wanted.
-func first(args []string) {
-	const to = "11.6.30.1"
-	if fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0); err == nil {
-		syscall.Sendto(fd, []byte("first"), 0, &syscall.SockaddrInet4{Port: 9999, Addr: netip.MustParseAddr(to).As4()})
+// first sends before anything else is done. What is allowed has to work from the first command on, and is what it prints.
+func first() {
+	for network, addr := range map[string]string{"udp": "11.6.30.1", "udp6": "2a00:6::30"} {
+		domain := map[string]int{"udp": syscall.AF_INET, "udp6": syscall.AF_INET6}[network]
+		if fd, err := syscall.Socket(domain, syscall.SOCK_DGRAM, 0); err == nil {
+			syscall.Sendto(fd, []byte("first"), 0, sockaddr(addr, 9999))
+			syscall.Close(fd)
+		}
 	}
-	c, err := net.DialTimeout("tcp", to+":443", wait)
-	fmt.Println(say(c, err, "first"))
-	fmt.Println(query("udp", egress.Resolver, egress.Marker("b30.evil.lab."), 16))
-	// What is allowed works from the first command on.
+	if c, err := dialAddr("11.6.30.1", 443); err == nil {
+		c.Close()
+	}
+	query("udp", egress.Resolver, egress.Marker("b30.evil.lab."), dns.TypeTXT)
 	fmt.Println(get("https", egress.Allowed))
 }

@@ -16,7 +16,7 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fail("want a verb: run [CASE...], control, first, send, detach, keep or stranger TOKEN")
+		fail("want a verb: run [CASE...], control, first, spray, send, detach, keep or stranger TOKEN")
 	}
 	switch verb, args := os.Args[1], os.Args[2:]; verb {
 	case "run":
@@ -24,7 +24,11 @@ func main() {
 	case "control":
 		json.NewEncoder(os.Stdout).Encode(egress.Report{Controls: controls(), Charge: charge()})
 	case "first":
-		first(args)
+		first()
+	case "spray":
+		if err := spray(0); err != nil {
+			fail(err.Error())
+		}
 	case "send":
 		send(args)
 	case "detach":
