@@ -566,9 +566,9 @@ func spray(rounds int) error {
 			return err
 		}
 		syscall.Connect(fd, to)
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(25 * time.Millisecond)
 		syscall.Close(fd)
-		if rounds == 0 && i%20 == 0 {
+		if rounds == 0 && i%4 == 0 {
 			// Who looks whether it goes on reads this.
 			if err := os.WriteFile("/tmp/sprayed", fmt.Append(nil, i), 0o644); err != nil {
 				return err
