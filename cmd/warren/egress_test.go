@@ -211,7 +211,7 @@ func parseReport(t *testing.T, out string) (r egress.Report) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("%v of %.500q", err, out)
 	}
-	if len(r.Tries) < 100 {
+	if len(r.Tries) < 10 {
 		t.Fatalf("only %d tries", len(r.Tries))
 	}
 	return r
@@ -262,15 +262,19 @@ func TestEgressTwin(t *testing.T) {
 	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /; mount --bind "$1" /etc/hosts; exec "$2" run`, "sh", hosts, filepath.Join(dir, "attack"))
+	run := `mount --make-rprivate /; mount --bind "$1" /etc/hosts; "$2" run; exec "$2" run "$3" "$4"`
+	cmd := exec.Command("sh", "-ec", run, "sh", hosts, filepath.Join(dir, "attack"), egress.OwnKeys, egress.Flood)
 	cmd.Env = append(os.Environ(), egress.TokenVariable+"="+bankKeys[0])
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := n.output(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := parseReport(t, out)
+	first, second, _ := strings.Cut(out, "\n")
+	r := parseReport(t, first)
 	controlled(t, r)
+	apart := parseReport(t, second)
+	r.Tries = append(r.Tries, apart.Tries...)
 	seen := n.signs()
 	n.found(r, seen)
 	for _, m := range missing(r, seen) {
@@ -300,6 +304,9 @@ func TestEgressStates(t *testing.T) {
 	attack := func(t *testing.T, state, sandbox string) {
 		began := time.Now()
 		r := parseReport(t, h.inLab(n, "exec", "-u", "root", sandbox, "--", "/tmp/lab/attack", "run"))
+		if len(r.Tries) < 500 {
+			t.Errorf("only %d tries", len(r.Tries))
+		}
 		seen := n.signs()
 		n.found(r, seen)
 		controlled(t, r)
@@ -421,6 +428,60 @@ func (h *home) stranger(t *testing.T, n *internet, sandbox string) {
 		if strings.HasPrefix(s, "secret ") || strings.HasPrefix(s, "used ") {
 			t.Errorf("the bank has seen the value: %s", s)
 		}
+	}
+}
+
+// TestEgressCeilings attacks a sandbox whose policy allows more, with ceilings: what names below a wildcard can carry out is as many of them as there may
+// be new hosts (B08), and credentials of the sandbox's own do not get to hosts that are allowed (B37).
+func TestEgressCeilings(t *testing.T) {
+	const most = 40
+	names := "1000"
+	if testenv.Soak() {
+		names = "10000"
+	}
+	n := newInternet(t)
+	dir := attackProgram(t, n)
+	h := labHome(t, n)
+	h.policy("lab", fmt.Sprintf("allow:\n  - {hosts: [%s, %s, %s, \"*.wild.lab\"]}\n  - {host: %s, protocol: http}\nplatform_credentials_only: true\nlimits: {new_hosts_per_hour: %d}\n",
+		egress.Allowed, egress.Passed, egress.Bank, egress.Plain, most))
+	h.inLab(n, "create", "--name", "s", "--policy", "lab")
+	h.inLab(n, "cp", dir, "s:/tmp/lab")
+	n.signs()
+	before := map[string]bool{} // names that were looked up; those that a sandbox has stay its own
+	for _, state := range []string{"fresh", "resumed"} {
+		if state == "resumed" {
+			h.inLab(n, "pause", "s")
+			h.inLab(n, "resume", "s")
+		}
+		t.Run(state, func(t *testing.T) {
+			out := h.inLab(n, "exec", "-u", "root", "s", "--", "/tmp/lab/attack", "run", egress.OwnKeys)
+			seen := n.signs()
+			r := parseReport(t, out)
+			for _, try := range r.Tries {
+				if !strings.Contains(try.Got, "200 OK") {
+					t.Errorf("%s: the request does not get on: %s", try.What, try.Got)
+				}
+			}
+			controlled(t, r)
+			for id, list := range verdict(r, seen) {
+				for _, what := range list {
+					t.Errorf("%s: %s", id, what)
+				}
+			}
+			r = parseReport(t, h.inLab(n, "exec", "-e", egress.FloodVariable+"="+names, "s", "--", "/tmp/lab/attack", "run", egress.Flood))
+			seen = n.signs()
+			carried := 0
+			for _, try := range r.Tries {
+				if s := try.Signs[0]; seen[s] > 0 && !before[s] {
+					before[s] = true
+					carried++
+				}
+			}
+			if carried > most || carried == 0 {
+				t.Errorf("%d of %d names were looked up for the first time, of which %d may be", carried, len(r.Tries), most)
+			}
+			t.Logf("%d of %d names were looked up for the first time", carried, len(r.Tries))
+		})
 	}
 }
 

@@ -124,6 +124,14 @@ func Name(name string) string {
 // Start are the signs of the first thing that a sandbox does.
 var Start = []string{Packet("udp", "11.6.30.1", 9999), Packet("udp", "2a00:6::30", 9999), Packet("tcp", "11.6.30.1", 443), Question("TXT", Marker("b30.evil.lab."))}
 
+// OwnKeys and Flood are cases that need a policy of their own, and run where they are named alone: credentials of the sandbox's own, and names below a wildcard,
+// as many as FloodVariable says.
+const (
+	OwnKeys       = "B37"
+	Flood         = "B08 wild"
+	FloodVariable = "FLOOD_NAMES"
+)
+
 // Try is one thing that an attack does.
 type Try struct {
 	Case, What string

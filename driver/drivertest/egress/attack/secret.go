@@ -11,8 +11,11 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/miekg/dns"
 
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
 )
@@ -23,6 +26,40 @@ func init() {
 	} {
 		cases[id] = f
 	}
+	cases[egress.OwnKeys] = ownKeys
+	cases[egress.Flood] = flood
+}
+
+// ownKeys are credentials that the attacker has brought for an allowed host.
+func ownKeys() (list []try) {
+	for i, header := range []string{"Authorization: Bearer W", "authorization: Basic W", "Cookie: session=W", "X-Api-Key: W", "X-Auth-Token: W", "Private-Token: W", "Api-Key: W"} {
+		for _, name := range []string{egress.Allowed, egress.Plain} {
+			text, signs := word("b37-%d-%s", i, name[:1])
+			list = append(list, try{header + " to " + name, signs, func() string {
+				text := request(name, "/", strings.Replace(header, "W", text, 1))
+				if name == egress.Plain {
+					c, err := dial(name, 80)
+					return say(c, err, text)
+				}
+				c, err := dial(name, 443)
+				return secure(c, err, name, text)
+			}})
+		}
+	}
+	return list
+}
+
+// flood are questions for names below one that allows all of them, as many as the variable says.
+func flood() (list []try) {
+	names, err := strconv.Atoi(os.Getenv(egress.FloodVariable))
+	if err != nil {
+		names = 1000
+	}
+	for i := range names {
+		name := fmt.Sprintf("%s-%d.wild.lab.", egress.Marker("b08"), i)
+		list = append(list, try{"a name below an allowed one", []string{egress.Question("A", name)}, func() string { return query("udp", egress.Resolver, name, dns.TypeA) }})
+	}
+	return list
 }
 
 // token is what the sandbox has in place of a secret; in the twin it is the secret.
