@@ -42,7 +42,7 @@ demo: build ## from a real repository to a diff, a kill and a commit, with times
 .PHONY: test
 test: build ## every test; a test that cannot run here fails
 	@script/setup.sh test
-	@WARREN_REQUIRE_ALL=1 WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -p $(JOBS) -timeout 40m ./...
+	@WARREN_REQUIRE_ALL=1 WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -p $(JOBS) -timeout 60m ./...
 
 .PHONY: check
 check: ## formatting, vet, staticcheck, generated code, import rules, cross-builds, sizes
@@ -59,6 +59,11 @@ drivers: build ## one table for each driver: conformance, escapes and their twin
 	@script/setup.sh test
 	@script/setup.sh bench
 	@script/drivers.sh
+
+.PHONY: browser
+browser: build ## previews in a real browser, which it installs
+	@script/setup.sh browser
+	@WARREN_REQUIRE_ALL=1 WARREN_BROWSER="$$(command -v chromium)" WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -count 1 -run TestPreviewInBrowser ./cmd/warren
 
 .PHONY: soak
 soak: build ## thousands of kills and cycles; hours

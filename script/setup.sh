@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a make target needs and that are missing. Does nothing, quickly, when all is there.
 #
-#   script/setup.sh build|demo|test|bench
+#   script/setup.sh build|demo|test|bench|browser
 set -euo pipefail
 
 missing=()
@@ -17,7 +17,7 @@ file() {
 	[ -e "$1" ] || missing+=("$2")
 }
 
-target=${1:?usage: script/setup.sh build|demo|test|bench}
+target=${1:?usage: script/setup.sh build|demo|test|bench|browser}
 if ! command -v go >/dev/null 2>&1; then
 	echo "setup: Go is not installed; see https://go.dev/doc/install" >&2
 	exit 1
@@ -55,6 +55,11 @@ bench)
 	need runc runc
 	need node nodejs
 	need npm npm
+	;;
+browser)
+	need node nodejs
+	need npm npm
+	need chromium chromium
 	;;
 *)
 	echo "setup: unknown target $target" >&2

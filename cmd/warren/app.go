@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -138,7 +140,19 @@ func describe(err error) string {
 	if errors.Is(err, context.Canceled) {
 		msg = "interrupted"
 	}
-	return escape(strings.ReplaceAll(strings.TrimSpace(msg), "\n", "; "))
+	msg = strings.ReplaceAll(strings.TrimSpace(msg), "\n", "; ")
+	if m := missing.FindStringSubmatch(msg); m != nil && lists[m[1]] != "" && errors.Is(err, warren.ErrNotFound) {
+		msg += "; `" + lists[m[1]] + "` lists those that there are"
+	}
+	return escape(msg)
+}
+
+// missing is how the server names what there is not.
+var missing = regexp.MustCompile(`(?:^|: )([a-z]+) "[^"]*": not found$`)
+
+var lists = map[string]string{
+	"sandbox": "warren ls", "workspace": "warren workspace ls", "snapshot": "warren snapshot ls", "template": "warren template ls", "secret": "warren secret ls",
+	"token": "warren token ls", "image": "warren image ls", "repository": "warren repo ls", "policy": "warren policy ls",
 }
 
 // escape makes a name, label or message from elsewhere harmless on a terminal and in a table: control characters and
@@ -208,6 +222,53 @@ func (a *app) table(header []string, rows [][]string) error {
 		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
 	return w.Flush()
+}
+
+// list prints what a server has: JSON, a line each; with -q the names; or a table. row returns a thing's name, and its row.
+func list[T any](a *app, cmd *cobra.Command, header []string, get func(*warren.Client) iter.Seq2[T, error], row func(T) (name string, cells []string)) error {
+	c, err := a.client(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var rows [][]string
+	for v, err := range get(c) {
+		if err != nil {
+			return err
+		}
+		name, cells := row(v)
+		switch {
+		case a.json:
+			err = a.printJSON(v)
+		case a.quiet:
+			_, err = fmt.Fprintln(a.out, escape(name))
+		default:
+			rows = append(rows, cells)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if a.json || a.quiet {
+		return nil
+	}
+	return a.table(header, rows)
+}
+
+// each is what a call returned, for list.
+func each[T any](all []T, err error) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		if err != nil {
+			var none T
+			yield(none, err)
+			return
+		}
+		for _, v := range all {
+			if !yield(v, nil) {
+				return
+			}
+		}
+	}
 }
 
 // fields prints names and values one below the other, leaving out what is empty. Values are escaped.

@@ -23,6 +23,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/cgi"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path"
@@ -33,8 +34,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/miekg/dns"
 
+	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -46,6 +55,7 @@ type labWorld struct {
 	ports map[string]string // by mode and scheme: each mode has servers of its own
 	roots []byte
 	git   http.Handler
+	oci   http.Handler
 	repo  string
 	apt   map[string][]byte // by path
 
@@ -53,7 +63,14 @@ type labWorld struct {
 	asked []string // names that TLS clients asked for
 }
 
-var registryHosts = []string{"git", "npm", "pypi", "goproxy", "apt", "ws", "web"}
+var registryHosts = []string{"git", "npm", "pypi", "goproxy", "apt", "ws", "web", "oci"}
+
+// What the servers want to see in the mode "secret", and no sandbox has. The session is what the registry of images gives for the first.
+const (
+	robotToken = "lab+robot/0123456789abcdef"
+	npmToken   = "npm_fedcba9876543210lab"
+	ociSession = "session-of-the-registry"
+)
 
 func newLabWorld(t *testing.T) *labWorld {
 	t.Helper()
@@ -85,6 +102,8 @@ func newLabWorld(t *testing.T) *labWorld {
 	check(err)
 	r.git = &cgi.Handler{Path: filepath.Join(strings.TrimSpace(string(out)), "git-http-backend"), Env: []string{"GIT_PROJECT_ROOT=" + filepath.Dir(r.repo), "GIT_HTTP_EXPORT_ALL=1"}}
 	r.apt = aptRepository(t)
+	r.oci = registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	check(pushImage(r.oci))
 
 	var names []string
 	for _, h := range registryHosts {
@@ -120,8 +139,56 @@ func newLabWorld(t *testing.T) *labWorld {
 	return r
 }
 
-// modes are how connections go through the gateway.
-var modes = []string{"passed", "inspected"}
+// modes are how connections go through the gateway. In the last the servers of https want credentials, which the gateway puts in.
+var modes = []string{"passed", "inspected", "secret"}
+
+// mode is that of the server which a request has come to.
+func (r *labWorld) mode(q *http.Request) string {
+	_, port, _ := net.SplitHostPort(q.Context().Value(http.LocalAddrContextKey).(net.Addr).String())
+	for key, p := range r.ports {
+		if mode, _, _ := strings.Cut(key, " "); p == port {
+			return mode
+		}
+	}
+	return ""
+}
+
+// may says whether a request has the credential that its server wants, and asks for it if not.
+func may(w http.ResponseWriter, q *http.Request, host, base string) bool {
+	user, password, _ := q.BasicAuth()
+	ok, challenge := user == "robot" && password == robotToken, `Basic realm="lab"`
+	switch {
+	case host == "npm":
+		ok = q.Header.Get("Authorization") == "Bearer "+npmToken
+	case host == "web":
+		ok = q.Header.Get("X-Api-Key") == robotToken
+	case host == "ws":
+		ok = q.URL.Query().Get("key") == robotToken
+	case host == "oci" && q.URL.Path != "/token":
+		ok, challenge = q.Header.Get("Authorization") == "Bearer "+ociSession, fmt.Sprintf(`Bearer realm="%s/token",service="lab"`, base)
+	}
+	if !ok {
+		w.Header().Set("WWW-Authenticate", challenge)
+		http.Error(w, "credentials, please", http.StatusUnauthorized)
+	}
+	return ok
+}
+
+// pushImage puts lab/image into a registry.
+func pushImage(h http.Handler) error {
+	layer := static.NewLayer([]byte("from the registry\n"), types.OCILayer)
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		return err
+	}
+	s := httptest.NewServer(h)
+	defer s.Close()
+	ref, err := name.NewTag(strings.TrimPrefix(s.URL, "http://") + "/lab/image:1")
+	if err != nil {
+		return err
+	}
+	return remote.Write(ref, img)
+}
 
 // resolver serves names, and returns where.
 func (r *labWorld) resolver() string {
@@ -169,7 +236,16 @@ func (r *labWorld) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	r.hit("%s %s://%s%s %s", q.Method, scheme, q.Host, q.URL.EscapedPath(), q.Proto)
 	host, _, _ := strings.Cut(q.Host, ".")
 	base := scheme + "://" + q.Host
+	if q.TLS != nil && r.mode(q) == "secret" && !may(w, q, host, base) {
+		return
+	}
 	switch host {
+	case "oci":
+		if q.URL.Path == "/token" {
+			fmt.Fprintf(w, `{"token":%q}`, ociSession)
+			return
+		}
+		r.oci.ServeHTTP(w, q)
 	case "git":
 		r.git.ServeHTTP(w, q)
 	case "npm":
@@ -427,8 +503,23 @@ sys.exit("; ".join(map(str, failed)) or None)
 ' $D $S`,
 		"GET /urllib of 0 bytes over HTTP/D\nPOST /requests of 60 bytes over HTTP/D\nPOST /requests of 60 bytes over HTTP/D\nHTTP/1.1 101 Switching Protocols\nping\npong",
 		[]string{"GET https://web.D/urllib", "POST https://web.D/requests", "GET https://ws.D/python HTTP/1.1"}},
+	{"a client of image registries", `/tmp/lab/oci oci.$D:$S/lab/image:1`, "from the registry", []string{"GET https://oci.D/v2/lab/image/manifests/1", "GET https://oci.D/v2/lab/image/blobs/sha256:"}},
 	{"java", `java -XX:TieredStopAtLevel=1 $JAVA_CA -cp /tmp/lab Fetch https://web.$D:$S/java`,
 		"GET /java of 0 bytes", []string{"GET https://web.D/java HTTP/2.0"}},
+}
+
+// placeholderClients have the placeholder where people would have the credential.
+var placeholderClients = []registryClient{
+	{"git, in the URL", `rm -rf /tmp/git2; git clone -q https://robot:$ROBOT_TOKEN@git.$D:$S/repo.git /tmp/git2; cat /tmp/git2/README /tmp/git2/.git/config`, "from the git host", nil},
+	{"npm, in .npmrc", `rm -rf /tmp/npm2; mkdir /tmp/npm2; cd /tmp/npm2; echo '{}' >package.json
+echo "//npm.$D:$S/:_authToken=$NPM_TOKEN" >.npmrc
+npm install --registry https://npm.$D:$S/ --no-audit --no-fund --no-update-notifier --fetch-retries=0 --cache /tmp/npm2/cache plain >&2
+node -e 'console.log(require("plain"))'`, "from plain", nil},
+	{"pip, in the index's URL", `rm -rf /tmp/pip2; python3 -m pip install -q --no-cache-dir --disable-pip-version-check --retries 0 --index-url https://robot:$ROBOT_TOKEN@pypi.$D:$S/simple/ --target /tmp/pip2 labpkg
+PYTHONPATH=/tmp/pip2 python3 -c 'import labpkg; print(labpkg.word)'`, "from the wheel", nil},
+	{"go and curl, in .netrc", `printf 'machine goproxy.%s login robot password %s\n' $D $ROBOT_TOKEN >~/.netrc; curl -sSfn https://goproxy.$D:$S/lab.test/mod/@v/v1.0.0.info; echo
+export GOPROXY=https://goproxy.$D:$S GOSUMDB=off GOTOOLCHAIN=local GOFLAGS=-modcacherw GOPATH=/tmp/go2 GOCACHE=/tmp/go2/cache; rm -rf /tmp/go2; mkdir /tmp/go2; cd /tmp/go2
+go mod download -json lab.test/mod@v1.0.0; cat /tmp/go2/pkg/mod/lab.test/mod@v1.0.0/mod.go`, "from the module", nil},
 }
 
 const nodeClient = "fetch and WebSocket of node"
@@ -471,7 +562,15 @@ func TestClients(t *testing.T) {
 		return fmt.Sprintf("allow:\n  - {name: registries, hosts: [%s], cidr: %s/32, ports: [%s]%s}\n  - {name: mirror, host: apt.lab, cidr: %s/32, protocol: http, ports: [%s]}\n",
 			hosts, labAddr, r.ports[mode+" https"], more, labAddr, r.ports[mode+" http"])
 	}
+	robot := func(name, host, rest string) string {
+		return fmt.Sprintf("  - {secret: robot, env: ROBOT_TOKEN, name: %s, host: %s.lab, ports: [%s], %s}\n", name, host, r.ports["secret https"], rest)
+	}
+	secrets := "secrets:\n" + robot("git", "git", "place: {basic: robot}") + robot("pip", "pypi", "place: {basic: robot}") + robot("go", "goproxy", "place: {basic: robot}") +
+		robot("apt", "apt", "place: {basic: robot}") + robot("images", "oci", "paths: [/token], place: {basic: robot}") + robot("web", "web", "place: {header: X-Api-Key}") +
+		robot("ws", "ws", "place: {query: key}") +
+		fmt.Sprintf("  - {secret: npm, env: NPM_TOKEN, host: npm.lab, ports: [%s], place: {header: Authorization, format: \"Bearer {}\"}}\n", r.ports["secret https"])
 	for name, text := range map[string]string{
+		filepath.Join(h.dir, "policies", "secret.yaml"): policy("secret", "") + secrets,
 		roots: string(r.roots), filepath.Join(files, "roots.pem"): string(r.roots), filepath.Join(files, "Fetch.java"): fetchJava,
 		filepath.Join(h.dir, "policies", "passed.yaml"): policy("passed", ""), filepath.Join(h.dir, "policies", "inspected.yaml"): policy("inspected", ", inspect: true"),
 	} {
@@ -490,6 +589,9 @@ func TestClients(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 	}
+	if _, err := testenv.Build(files, "oci", "./cmd/warren/testdata/oci"); err != nil {
+		t.Fatal(err)
+	}
 	h.env = []string{"WARREN_GATEWAY_RESOLVER=" + r.resolver(), "WARREN_GATEWAY_ROOTS=" + roots}
 
 	// What a sandbox that is passed through has to be told: whom the servers' certificates are by.
@@ -505,6 +607,13 @@ func TestClients(t *testing.T) {
 		}
 		return env + c.run
 	}
+	for name, value := range map[string]string{"robot": robotToken, "npm": npmToken} {
+		set := h.command("secret", "set", name)
+		set.Stdin = strings.NewReader(value)
+		if out, err := set.CombinedOutput(); err != nil {
+			t.Fatalf("secret set: %v\n%s", err, out)
+		}
+	}
 	for _, mode := range modes {
 		h.warren("create", "--name", mode, "--policy", mode, "--memory", "2GiB")
 		h.warren("cp", files, mode+":/tmp/lab")
@@ -513,7 +622,11 @@ func TestClients(t *testing.T) {
 		for _, mode := range modes {
 			t.Run(mode, func(t *testing.T) {
 				t.Parallel()
-				for _, c := range registryClients {
+				clients := registryClients
+				if mode == "secret" {
+					clients = slices.Concat(clients, placeholderClients)
+				}
+				for _, c := range clients {
 					if c.name == nodeClient && !nodeHasWebSocket() {
 						c = nodeFetch(c)
 					}
@@ -534,12 +647,30 @@ func TestClients(t *testing.T) {
 		}
 	})
 	// What was looked into is on record request by request, and what was not is not.
-	for mode, looked := range map[string]bool{"passed": false, "inspected": true} {
+	for mode, looked := range map[string]bool{"passed": false, "inspected": true, "secret": true} {
 		if got := strings.Contains(h.warren("events", mode, "--flows"), "host=git.lab"); !got {
 			t.Errorf("%s: the flows are not on record", mode)
 		}
 		if got := strings.Contains(h.warren("events", mode, "--flows"), "path=/repo.git/git-receive-pack"); got != looked {
 			t.Errorf("%s: requests on record: %v", mode, got)
+		}
+	}
+	// What has used the secrets has never had them: what the clients keep, and all that is on record, is without.
+	kept := filepath.Join(t.TempDir(), "kept")
+	h.warren("exec", "secret", "--", "sh", "-c", "cp -r ~ /tmp/home; env >/tmp/env")
+	h.warren("cp", "secret:/tmp", kept)
+	scan := secrettest.New(t, map[string]string{"robot": robotToken, "npm": npmToken})
+	found, looked, err := scan.Paths(kept)
+	if err != nil || len(found) > 0 || looked < 20 {
+		t.Errorf("among %d files of the sandbox: %v, %v", looked, found, err)
+	}
+	record := h.warren("events", "secret", "--flows", "--json")
+	if found := scan.Text("the record", record); len(found) > 0 {
+		t.Errorf("on record: %v", found)
+	}
+	for _, grant := range []string{"git", "npm", "pip", "go", "apt", "images", "web", "ws"} {
+		if !strings.Contains(record, fmt.Sprintf(`"secret":%q`, grant)) {
+			t.Errorf("no use of the grant %s is on record", grant)
 		}
 	}
 	// The twin: nothing gets to what no rule allows.
@@ -564,6 +695,23 @@ func TestClients(t *testing.T) {
 	})
 	if hits, asked := r.forget(); len(hits) > 0 || len(asked) > 0 {
 		t.Errorf("of what no rule allows the servers saw %v, for %v", hits, asked)
+	}
+	// Without the credential there is nothing to be had of the servers that want one: the policy without the grants.
+	if err := os.WriteFile(filepath.Join(h.dir, "policies", "bare.yaml"), []byte(policy("secret", ", inspect: true")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h.warren("create", "--name", "bare", "--policy", "bare", "--memory", "2GiB")
+	h.warren("cp", files, "bare:/tmp/lab")
+	for _, c := range registryClients {
+		if c.name != "git" && c.name != "curl" && !strings.HasPrefix(c.name, "a client") {
+			continue
+		}
+		if out, err := h.command("exec", "bare", "--", "sh", "-c", script("secret", "lab", c)).CombinedOutput(); err == nil {
+			t.Errorf("without a grant %s succeeded:\n%s", c.name, out)
+		}
+	}
+	if hits, _ := r.forget(); len(hits) < 3 {
+		t.Errorf("without grants the servers saw %v: they were not asked", hits)
 	}
 	// That these servers would have answered is shown by a client that asks them without a gateway.
 	pool := x509.NewCertPool()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"time"
 
@@ -28,31 +29,11 @@ func imageListCommand(a *app) *cobra.Command {
   warren image ls --json | jq -r .digest`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			var rows [][]string
-			for img, err := range c.Images(cmd.Context()) {
-				switch {
-				case err != nil:
-					return err
-				case a.json:
-					err = a.printJSON(img)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, escape(img.Name))
-				default:
-					rows = append(rows, []string{img.Name, img.Kind, digest(img.Digest), bytesOf(img.Size), ago(img.Created)})
-				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"NAME", "KIND", "DIGEST", "SIZE", "AGE"}, rows)
+			return list(a, cmd, []string{"NAME", "KIND", "DIGEST", "SIZE", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Image, error] {
+				return c.Images(cmd.Context())
+			}, func(img *warren.Image) (string, []string) {
+				return img.Name, []string{img.Name, img.Kind, digest(img.Digest), bytesOf(img.Size), ago(img.Created)}
+			})
 		},
 	}
 }

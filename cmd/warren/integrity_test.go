@@ -14,7 +14,7 @@ import (
 // TestIntegrity holds memory and files to their hashes through pauses, rollbacks and forks of forks: each byte is what it was, and
 // what another sandbox writes is not seen. With WARREN_SOAK it has gigabytes.
 func TestIntegrity(t *testing.T) {
-	files, memory, cycles, limit := 20, 32, 2, "512MiB"
+	files, memory, cycles, limit := 20, 32, 1, "512MiB"
 	if testenv.Soak() {
 		files, memory, cycles, limit = 2048, 512, 10, "1GiB"
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,37 +31,15 @@ server's data directory. A file that is changed counts at once, also for sandbox
 		Example: `  warren policy ls`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			list, err := c.Policies(cmd.Context())
-			if err != nil {
-				return err
-			}
-			var rows [][]string
-			for _, p := range list {
-				switch {
-				case a.json:
-					err = a.printJSON(p)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, p.Name)
-				default:
-					kind := "file"
-					if p.Preset {
-						kind = "preset"
-					}
-					rows = append(rows, []string{p.Name, kind, p.Problem})
+			return list(a, cmd, []string{"NAME", "KIND", "PROBLEM"}, func(c *warren.Client) iter.Seq2[*warren.Policy, error] {
+				return each(c.Policies(cmd.Context()))
+			}, func(p *warren.Policy) (string, []string) {
+				kind := "file"
+				if p.Preset {
+					kind = "preset"
 				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"NAME", "KIND", "PROBLEM"}, rows)
+				return p.Name, []string{p.Name, kind, p.Problem}
+			})
 		},
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"github.com/spf13/cobra"
 
@@ -23,31 +24,11 @@ func repoListCommand(a *app) *cobra.Command {
   warren repo ls --json | jq -r .path                the mirrors, for git on the server's host`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			var rows [][]string
-			for r, err := range c.Repos(cmd.Context()) {
-				switch {
-				case err != nil:
-					return err
-				case a.json:
-					err = a.printJSON(r)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, r.ID)
-				default:
-					rows = append(rows, []string{string(r.ID), r.URL, r.DefaultBranch, bytesOf(r.Size), ago(r.Fetched)})
-				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"ID", "URL", "BRANCH", "SIZE", "FETCHED"}, rows)
+			return list(a, cmd, []string{"ID", "URL", "BRANCH", "SIZE", "FETCHED"}, func(c *warren.Client) iter.Seq2[*warren.Repo, error] {
+				return c.Repos(cmd.Context())
+			}, func(r *warren.Repo) (string, []string) {
+				return string(r.ID), []string{string(r.ID), r.URL, r.DefaultBranch, bytesOf(r.Size), ago(r.Fetched)}
+			})
 		},
 	}
 }

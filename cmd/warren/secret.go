@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"strings"
 
@@ -99,33 +100,11 @@ func secretListCommand(a *app) *cobra.Command {
 		Example: `  warren secret ls`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			list, err := c.Secrets(cmd.Context())
-			if err != nil {
-				return err
-			}
-			var rows [][]string
-			for _, s := range list {
-				switch {
-				case a.json:
-					err = a.printJSON(s)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, s.Name)
-				default:
-					rows = append(rows, []string{s.Name, fmt.Sprint(s.Version), ago(s.Created), ago(s.Updated), strings.Join(s.Policies, " ")})
-				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"NAME", "VERSION", "AGE", "UPDATED", "POLICIES"}, rows)
+			return list(a, cmd, []string{"NAME", "VERSION", "AGE", "UPDATED", "POLICIES"}, func(c *warren.Client) iter.Seq2[*warren.Secret, error] {
+				return each(c.Secrets(cmd.Context()))
+			}, func(s *warren.Secret) (string, []string) {
+				return s.Name, []string{s.Name, fmt.Sprint(s.Version), ago(s.Created), ago(s.Updated), strings.Join(s.Policies, " ")}
+			})
 		},
 	}
 }

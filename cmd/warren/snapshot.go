@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -75,39 +76,19 @@ func snapshotListCommand(a *app) *cobra.Command {
   warren snapshot ls --of fix --size`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			var rows [][]string
-			for p, err := range c.Snapshots(cmd.Context(), o) {
-				switch {
-				case err != nil:
-					return err
-				case a.json:
-					err = a.printJSON(p)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, p.ID)
-				default:
-					row := []string{short(string(p.ID)), p.Name, sandboxName(p), short(string(p.Parent)), string(p.Kind), bytesOf(p.Memory), bytesOf(p.Files), ago(p.Created)}
-					if o.Size {
-						row = slices.Insert(row, 7, bytesOf(p.Shared))
-					}
-					rows = append(rows, row)
-				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
 			head := []string{"ID", "NAME", "SANDBOX", "AFTER", "KIND", "MEMORY", "FILES", "AGE"}
 			if o.Size {
 				head = slices.Insert(head, 7, "SHARED")
 			}
-			return a.table(head, rows)
+			return list(a, cmd, head, func(c *warren.Client) iter.Seq2[*warren.Snapshot, error] {
+				return c.Snapshots(cmd.Context(), o)
+			}, func(p *warren.Snapshot) (string, []string) {
+				row := []string{short(string(p.ID)), p.Name, sandboxName(p), short(string(p.Parent)), string(p.Kind), bytesOf(p.Memory), bytesOf(p.Files), ago(p.Created)}
+				if o.Size {
+					row = slices.Insert(row, 7, bytesOf(p.Shared))
+				}
+				return string(p.ID), row
+			})
 		},
 	}
 	cmd.Flags().StringVar(&o.Sandbox, "of", "", "only those of this sandbox")

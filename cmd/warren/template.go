@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -180,31 +181,11 @@ func templateListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List templates", Example: "  warren template ls", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			var rows [][]string
-			for t, err := range c.Templates(cmd.Context()) {
-				switch {
-				case err != nil:
-					return err
-				case a.json:
-					err = a.printJSON(t)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, t.Name)
-				default:
-					rows = append(rows, []string{t.Name, fmt.Sprint(t.Version), short(string(t.Snapshot)), ago(t.Updated), ago(t.Created)})
-				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"NAME", "VERSION", "SNAPSHOT", "BUILT", "AGE"}, rows)
+			return list(a, cmd, []string{"NAME", "VERSION", "SNAPSHOT", "BUILT", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Template, error] {
+				return c.Templates(cmd.Context())
+			}, func(t *warren.Template) (string, []string) {
+				return t.Name, []string{t.Name, fmt.Sprint(t.Version), short(string(t.Snapshot)), ago(t.Updated), ago(t.Created)}
+			})
 		},
 	}
 }

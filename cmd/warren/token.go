@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"github.com/spf13/cobra"
 
@@ -53,31 +54,11 @@ func tokenListCommand(a *app) *cobra.Command {
 		Example: `  warren token ls`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			var rows [][]string
-			for t, err := range c.Tokens(cmd.Context()) {
-				switch {
-				case err != nil:
-					return err
-				case a.json:
-					err = a.printJSON(t)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, t.ID)
-				default:
-					rows = append(rows, []string{t.ID, t.User, t.Description, ago(t.Created), rfc3339(t.Expires), ago(t.LastUsed)})
-				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"ID", "USER", "DESCRIPTION", "AGE", "EXPIRES", "LAST USED"}, rows)
+			return list(a, cmd, []string{"ID", "USER", "DESCRIPTION", "AGE", "EXPIRES", "LAST USED"}, func(c *warren.Client) iter.Seq2[*warren.Token, error] {
+				return c.Tokens(cmd.Context())
+			}, func(t *warren.Token) (string, []string) {
+				return t.ID, []string{t.ID, t.User, t.Description, ago(t.Created), rfc3339(t.Expires), ago(t.LastUsed)}
+			})
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 
 	"github.com/spf13/cobra"
 
@@ -27,33 +28,13 @@ func workspaceListCommand(a *app) *cobra.Command {
   warren workspace ls --size`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			var rows [][]string
-			for w, err := range c.Workspaces(cmd.Context(), opts) {
-				switch {
-				case err != nil:
-					return err
-				case a.json:
-					err = a.printJSON(w)
-				case a.quiet:
-					_, err = fmt.Fprintln(a.out, w.ID)
-				default:
-					rows = append(rows, []string{
-						short(string(w.ID)), w.Name, w.RepoURL, w.Ref, short(w.BaseCommit), w.Branch, short(string(w.Sandbox)), bytesOf(w.Size), ago(w.Created),
-					})
+			return list(a, cmd, []string{"ID", "NAME", "REPOSITORY", "REF", "BASE", "BRANCH", "SANDBOX", "SIZE", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Workspace, error] {
+				return c.Workspaces(cmd.Context(), opts)
+			}, func(w *warren.Workspace) (string, []string) {
+				return string(w.ID), []string{
+					short(string(w.ID)), w.Name, w.RepoURL, w.Ref, short(w.BaseCommit), w.Branch, short(string(w.Sandbox)), bytesOf(w.Size), ago(w.Created),
 				}
-				if err != nil {
-					return err
-				}
-			}
-			if a.json || a.quiet {
-				return nil
-			}
-			return a.table([]string{"ID", "NAME", "REPOSITORY", "REF", "BASE", "BRANCH", "SANDBOX", "SIZE", "AGE"}, rows)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&opts.Size, "size", false, "measure each, which walks through its files")

@@ -16,7 +16,7 @@ import (
 func options(t *testing.T) bench.Options {
 	t.Helper()
 	testenv.NeedsRoot(t)
-	o := bench.Options{Program: testenv.NeedsBinaries(t).Warren, Rounds: 2, Quick: true, Idle: []int{1, 3}}
+	o := bench.Options{Program: testenv.NeedsBinaries(t).Warren, Rounds: 1, Quick: true, Idle: []int{1, 3}}
 	if n, err := strconv.Atoi(os.Getenv("WARREN_BENCH_ROUNDS")); err == nil {
 		o.Rounds, o.Idle, o.Quick = n, nil, false
 	}

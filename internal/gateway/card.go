@@ -81,6 +81,29 @@ func kindOfEnd(f *os.File) (endKind, error) {
 // nic is the only interface of a card's stack.
 const nic tcpip.NICID = 1
 
+const (
+	// buffer is what a connection holds in each direction for a side that is slower than the other, at most; on a wire without delay more
+	// makes nothing faster. It begins with beginBuffer, and stays with that beside many connections: memory is the host's.
+	buffer      = 1 << 20
+	beginBuffer = 256 << 10
+	// fewConnections is how many may have large buffers.
+	fewConnections = 64
+)
+
+// setBuffers sets how far the buffers of a stack with so many connections may grow.
+func setBuffers(s *stack.Stack, connections int) tcpip.Error {
+	most := buffer
+	if connections > fewConnections {
+		most = beginBuffer
+	}
+	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: beginBuffer, Max: most}
+	if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, &receive); err != nil {
+		return err
+	}
+	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: beginBuffer, Max: most}
+	return s.SetTransportProtocolOption(tcp.ProtocolNumber, &send)
+}
+
 // newStack terminates what comes over a card. It takes every address for its own, so that a flow to anywhere ends here; it forwards nothing.
 // fd stays the caller's, who may close it once the stack is closed and has been waited for. gone is called when the other end is closed.
 func newStack(fd int, kind endKind, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
@@ -93,15 +116,16 @@ func newStack(fd int, kind endKind, gone func()) (*stack.Stack, stack.LinkEndpoi
 		return nil, nil, fmt.Errorf("the stack of a card: %s: %v", what, err)
 	}
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
-	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
-	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 1 << 20, Max: 8 << 20}
 	// An old packet cannot turn up late on a pair of sockets, or a device that is read by one. What TIME_WAIT would cost: a stack without a listener
 	// takes no new connection from a port that is in it, but drops or resets it, also when that lasts for a millisecond.
 	linger := tcpip.TCPTimeWaitTimeoutOption(0)
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &receive, &send, &linger} {
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &linger} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fail("set an option", err)
 		}
+	}
+	if err := setBuffers(s, 0); err != nil {
+		return fail("set the size of buffers", err)
 	}
 	link, err := fdbased.New(&fdbased.Options{
 		// Readv, and not several packets at a time, which takes the end of the other side for empty packets without end.

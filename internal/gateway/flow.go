@@ -107,7 +107,9 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 	}
 	c.flows[f] = true
 	if f.request == nil {
-		c.connections++
+		if c.connections++; c.connections == fewConnections+1 {
+			setBuffers(c.stack, c.connections)
+		}
 	}
 	return nil
 }
@@ -118,7 +120,9 @@ func (c *card) done(f *flow) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.flows[f] && f.request == nil {
-		c.connections--
+		if c.connections--; c.connections == fewConnections {
+			setBuffers(c.stack, c.connections)
+		}
 	}
 	delete(c.flows, f)
 }

@@ -59,3 +59,51 @@ func TestSamePort(t *testing.T) {
 	}
 	t.Logf("%d of 500 were refused", refused)
 }
+
+// TestBuffersShrink opens many connections: what each may hold of the host's memory becomes less, and with few is as before.
+func TestBuffersShrink(t *testing.T) {
+	l := newLab(t)
+	l.name("raw.lab", "11.1.1.3")
+	l.serve("11.1.1.3:9000", func(c net.Conn) { io.Copy(c, c) })
+	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}\n")
+	raw, err := in.lookup("raw.lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.g.card("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait := func(want int) {
+		t.Helper()
+		var receive tcpip.TCPReceiveBufferSizeRangeOption
+		var send tcpip.TCPSendBufferSizeRangeOption
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			if err := c.stack.TransportProtocolOption(tcp.ProtocolNumber, &receive); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.stack.TransportProtocolOption(tcp.ProtocolNumber, &send); err != nil {
+				t.Fatal(err)
+			}
+			if receive.Max == want && send.Max == want {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("buffers of up to %d and %d bytes; want %d", receive.Max, send.Max, want)
+			}
+		}
+	}
+	wait(buffer)
+	var conns []net.Conn
+	for range fewConnections + 1 {
+		conn, err := in.dial(t.Context(), netip.AddrPortFrom(raw, 9000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns = append(conns, conn)
+	}
+	wait(beginBuffer)
+	conns[3].Close()
+	wait(buffer)
+}

@@ -515,7 +515,6 @@ func TestBootstrapStandIn(t *testing.T) {
 // TestBootstrapDebian builds a real Debian and becomes root in it. It needs a package mirror.
 func TestBootstrapDebian(t *testing.T) {
 	testenv.NeedsRoot(t)
-	testenv.NeedsLong(t, "WARREN_TEST_BOOTSTRAP")
 	testenv.NeedsTool(t, "mmdebstrap")
 	s, err := Open(Options{Dir: t.TempDir(), HostRoot: fakeHost(t)}) // ids as they are, to run programs without a user namespace
 	if err != nil {

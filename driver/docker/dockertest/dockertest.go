@@ -24,7 +24,6 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/warren-sandbox/warren/driver"
-	"github.com/warren-sandbox/warren/internal/image"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -180,7 +179,7 @@ func (e *Engine) prepare(c Config) error {
 		return err
 	}
 	if out, err := exec.Command("mkfs.ext4", "-q", filepath.Join(e.Base, "disk")).CombinedOutput(); err != nil {
-		return fmt.Errorf("mkfs.btrfs: %w\n%s", err, out)
+		return fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
 	}
 	ids := fmt.Sprintf("warren-test:%d:%d\n", IDBase, driver.IDCount)
 	for name, add := range map[string]string{
@@ -335,44 +334,4 @@ func (e *Engine) Processes(container string) []int {
 		}
 	}
 	return pids
-}
-
-// ImageName is the image of [Image] in its store.
-const ImageName = "dockertest-web"
-
-// Image returns a small Debian root with git and curl in it, bootstrapped once for all tests of a checkout.
-func Image(t testing.TB) driver.Root {
-	t.Helper()
-	root, _ := ImageStore(t)
-	return root
-}
-
-// ImageStore is [Image] and the directory of its store, which may be copied.
-func ImageStore(t testing.TB) (driver.Root, string) {
-	t.Helper()
-	testenv.NeedsTool(t, "mmdebstrap")
-	dir := filepath.Join(testenv.Repo(t), ".cache", "images")
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := os.OpenFile(filepath.Join(dir, "bootstrap.lock"), os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	store, err := image.Open(image.Options{Dir: filepath.Join(dir, "store"), IDBase: driver.DiskIDBase})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { store.Close() })
-	im, err := store.Resolve(t.Context(), ImageName)
-	if err != nil {
-		if im, err = store.Bootstrap(t.Context(), image.BootstrapOptions{Name: ImageName, Packages: []string{"git", "procps", "curl", "ca-certificates"}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return im.Root, filepath.Join(dir, "store")
 }
