@@ -191,8 +191,8 @@ func verdict(r egress.Report, seen map[string]int) map[string][]string {
 	return bad
 }
 
-// missing are the signs that attacks did not leave where nothing stops them.
-func missing(r egress.Report, seen map[string]int) (list []string) {
+// notSeen are the signs that attacks did not leave where nothing stops them.
+func notSeen(r egress.Report, seen map[string]int) (list []string) {
 	for _, try := range r.Tries {
 		if len(try.Signs) == 0 {
 			list = append(list, fmt.Sprintf("%s: %s has no sign", try.Case, try.What))
@@ -277,7 +277,7 @@ func TestEgressTwin(t *testing.T) {
 	r.Tries = append(r.Tries, apart.Tries...)
 	seen := n.signs()
 	n.found(r, seen)
-	for _, m := range missing(r, seen) {
+	for _, m := range notSeen(r, seen) {
 		t.Errorf("in the twin %s", m)
 	}
 }
