@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"compress/flate"
 	"compress/gzip"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/binary"
@@ -425,6 +426,12 @@ func (n *internet) serve(w http.ResponseWriter, r *http.Request) {
 		text := egress.Marker(fmt.Sprintf("b26-%d-%d", code, kind))
 		w.Header().Set("Location", []string{"http://" + text + ".evil.lab/", "http://169.254.169.254/" + text}[kind&1])
 		w.WriteHeader(code)
+	case r.URL.Path == "/bytes":
+		io.Copy(w, egress.Bytes())
+	case r.URL.Path == "/sum":
+		sum := sha256.New()
+		io.Copy(sum, r.Body)
+		fmt.Fprintf(w, "%x", sum.Sum(nil))
 	default:
 		fmt.Fprintf(w, "%s is here", r.Host)
 	}

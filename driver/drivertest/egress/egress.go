@@ -7,6 +7,8 @@ package egress
 
 import (
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/netip"
 	"regexp"
 	"strconv"
@@ -131,6 +133,9 @@ const (
 	Flood         = "B08 wild"
 	FloodVariable = "FLOOD_NAMES"
 )
+
+// Bytes are 64 MiB that are the same each time.
+func Bytes() io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), 64<<20) }
 
 // Try is one thing that an attack does.
 type Try struct {

@@ -16,7 +16,7 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fail("want a verb: run [CASE...], control, first, spray, send, detach, keep or stranger TOKEN")
+		fail("want a verb: run [CASE...], control, carry HOST, first, spray, send, detach, keep or stranger TOKEN")
 	}
 	switch verb, args := os.Args[1], os.Args[2:]; verb {
 	case "run":
@@ -29,6 +29,8 @@ func main() {
 		if err := spray(0); err != nil {
 			fail(err.Error())
 		}
+	case "carry":
+		carry(args)
 	case "send":
 		send(args)
 	case "detach":
