@@ -29,7 +29,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
@@ -347,7 +346,7 @@ func (n *internet) accept(c *heard, secure *tls.Config, plain chan<- net.Conn) {
 	}
 	c.SetReadDeadline(time.Time{})
 	if t.ConnectionState().NegotiatedProtocol == "h2" {
-		(&http2.Server{}).ServeConn(t, &http2.ServeConnOpts{Handler: http.HandlerFunc(n.serve), BaseConfig: &http.Server{ErrorLog: log.New(io.Discard, "", 0)}})
+		plain <- t
 		return
 	}
 	plain <- &heard{Conn: t, n: n, what: c.what}

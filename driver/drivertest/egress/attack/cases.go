@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
@@ -729,7 +730,7 @@ func redirects() (list []try) {
 		for i, to := range []string{"http://W.evil.lab/", "http://169.254.169.254/W"} {
 			_, signs := word("b26-%d-%d", code, i)
 			list = append(list, try{fmt.Sprintf("%d to %s", code, to), signs, func() string {
-				tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, Dial: func(_, address string) (net.Conn, error) {
+				tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
 					host, port, _ := net.SplitHostPort(address)
 					n := 443
 					if port == "80" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
@@ -132,7 +133,7 @@ func get(scheme, name string) string {
 func carry(args []string) {
 	name := args[0]
 	c := http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, Dial: func(string, string) (net.Conn, error) { return dial(name, 443) }, MaxConnsPerHost: 1,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DialContext: func(context.Context, string, string) (net.Conn, error) { return dial(name, 443) }, MaxConnsPerHost: 1,
 	}}
 	sum := sha256.New()
 	r, err := c.Get("https://" + name + "/bytes")
