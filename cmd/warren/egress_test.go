@@ -4,11 +4,14 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -517,6 +520,65 @@ func TestEgressBytes(t *testing.T) {
 				t.Errorf("down, up and requests are %q, want %s twice and 1000", got, want)
 			}
 		})
+	}
+}
+
+// TestAuthorityKey looks in a sandbox, its files and its memory for the key of the authority whose certificates it trusts (B43): it has the certificate alone.
+func TestAuthorityKey(t *testing.T) {
+	n := newInternet(t)
+	h := labHome(t, n)
+	h.policy("lab", "allow: [{host: "+egress.Allowed+", inspect: true}]\n")
+	h.env = append(h.env, "WARREN_SNAPSHOTS_COMPRESS=never")
+	h.inLab(n, "create", "--name", "s", "--policy", "lab")
+	text, err := os.ReadFile(filepath.Join(h.dir, "gateway", "authority", "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		t.Fatal("the key is no PEM")
+	}
+	line := strings.Split(string(text), "\n")[1]
+	grep := func() string {
+		return h.inLab(n, "exec", "-u", "root", "s", "--", "sh", "-c", `env | grep -F "$1"; grep -rlsF "$1" /etc /home /root /run /tmp /var /workspace /usr/local/share; :`, "sh", line)
+	}
+	images := func() (found bool) {
+		err := filepath.WalkDir(filepath.Join(h.dir, "paused"), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			found = found || bytes.Contains(b, []byte(line)) || bytes.Contains(b, block.Bytes)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	// Memory first: who looks for the key in files has it in memory.
+	if got := h.inLab(n, "exec", "s", "--", "sh", "-c", `grep -c "BEGIN CERTIFICATE" "$NODE_EXTRA_CA_CERTS"`); got == "0" {
+		t.Error("the sandbox has no certificate either")
+	}
+	h.inLab(n, "pause", "s")
+	if images() {
+		t.Error("the key stands in the memory of the sandbox")
+	}
+	h.inLab(n, "resume", "s")
+	if got := grep(); got != "" {
+		t.Errorf("the key stands in %s", got)
+	}
+	// The twin: a key that is there is found.
+	h.inLab(n, "exec", "-d", "s", "--", "sh", "-c", `echo "$1" >/tmp/found; sleep 1000 "$1"`, "sh", line)
+	for i := 0; grep() == ""; i++ {
+		if i == 100 {
+			t.Fatal("a key that is there is not found")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	h.inLab(n, "pause", "s")
+	if !images() {
+		t.Error("a key that is in the memory is not found")
 	}
 }
 
