@@ -275,6 +275,49 @@ func TestNamesStay(t *testing.T) {
 	}
 }
 
+// TestOwnAddress shows that what the machine itself has is reached only where a rule names it, whoever may connect to all names.
+func TestOwnAddress(t *testing.T) {
+	l := newLab(t)
+	l.name("allowed.lab", "11.1.1.1", "2a00:1::1")
+	l.web("11.1.1.1:443", hello("hi"), "allowed.lab")
+	l.web("[2a00:1::1]:443", hello("hi"), "allowed.lab")
+	open := l.sandbox("open", "extends: open")
+	named := l.sandbox("named", "allow: [{host: allowed.lab, cidr: 11.1.1.1/32}]")
+	get := func(in *inside, want bool) {
+		t.Helper()
+		_, _, err := in.get("https://allowed.lab/")
+		if got := err == nil; got != want {
+			t.Errorf("sandbox %s gets an answer: %v, want %v (%v)", in.id, got, want, err)
+		}
+		if dialled, _ := l.reached(); len(dialled) > 0 != want {
+			t.Errorf("for sandbox %s the gateway dialled %v", in.id, dialled)
+		}
+	}
+	get(open, true) // the twin: it is another's
+	l.machineIs("11.1.1.1", "2a00:1::1")
+	get(open, false)
+	get(named, true)
+	if !l.has("flow.deny", "allowed.lab") {
+		t.Error("the denial is not on record")
+	}
+	l.machineIs()
+	get(open, false)
+	get(named, false)
+}
+
+// machineIs gives the machine of the gateway addresses; with none, nobody can tell them.
+func (l *lab) machineIs(addrs ...string) {
+	l.mu.Lock()
+	l.own = nil
+	for _, a := range addrs {
+		l.own = append(l.own, netip.MustParseAddr(a))
+	}
+	l.mu.Unlock()
+	l.g.resolver.own.mu.Lock()
+	l.g.resolver.own.known = nil
+	l.g.resolver.own.mu.Unlock()
+}
+
 // TestBrokenTwin shows that the lab notices: under a policy that allows all, what the other tests say is denied arrives.
 func TestBrokenTwin(t *testing.T) {
 	l := newLab(t)

@@ -60,6 +60,7 @@ func (e *deniedError) Error() string {
 // resolver keeps answers for a moment and asks each question once at a time. What a name may be used for is not its business.
 type resolver struct {
 	from  Resolver
+	own   *ownAddresses
 	group singleflight.Group
 
 	mu    sync.Mutex
@@ -72,8 +73,8 @@ type answer struct {
 	until time.Time
 }
 
-func newResolver(from Resolver) *resolver {
-	return &resolver{from: from, cache: map[policy.Host]answer{}}
+func newResolver(from Resolver, own func() ([]netip.Addr, error)) *resolver {
+	return &resolver{from: from, own: &ownAddresses{list: own}, cache: map[policy.Host]answer{}}
 }
 
 // lookup returns the addresses of a name, or the one of a literal.
@@ -143,7 +144,7 @@ func (r *resolver) permitted(ctx context.Context, p *policy.Policy, f policy.Flo
 	var may []netip.Addr
 	var denied error = errNoName
 	for _, a := range addrs {
-		if v := p.Address(f, a); v.Allow {
+		if v := r.judge(p, f, a); v.Allow {
 			may = append(may, a)
 		} else {
 			denied = &deniedError{v, a}
@@ -153,6 +154,73 @@ func (r *resolver) permitted(ctx context.Context, p *policy.Policy, f policy.Flo
 		return nil, denied
 	}
 	return may, nil
+}
+
+// judge decides on an address for a flow.
+func (r *resolver) judge(p *policy.Policy, f policy.Flow, a netip.Addr) policy.Verdict {
+	own, err := r.own.has(a)
+	switch {
+	case err != nil:
+		return policy.Verdict{Rule: "address", Reason: "the addresses of this machine cannot be told: " + err.Error()}
+	case own:
+		return p.OwnAddress(f, a)
+	}
+	return p.Address(f, a)
+}
+
+// ownAddresses are those of the machine. They change while it runs.
+type ownAddresses struct {
+	list func() ([]netip.Addr, error)
+
+	mu    sync.Mutex
+	known map[netip.Addr]bool
+	until time.Time
+}
+
+// ownFresh is how long the machine's addresses are taken to be the same. To ask for them takes longer than all else that a decision needs.
+const ownFresh = time.Second
+
+// nat64 is where IPv4 is reached over IPv6.
+var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+
+// has says whether the machine has an address, also as one behind a translator of its network.
+func (o *ownAddresses) has(a netip.Addr) (bool, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.known == nil || time.Now().After(o.until) {
+		addrs, err := o.list()
+		if err != nil {
+			return false, err
+		}
+		o.known, o.until = make(map[netip.Addr]bool, len(addrs)), time.Now().Add(ownFresh)
+		for _, own := range addrs {
+			o.known[own.Unmap().WithZone("")] = true
+		}
+	}
+	a = a.Unmap()
+	if nat64.Contains(a) {
+		b := a.As16()
+		if o.known[netip.AddrFrom4([4]byte(b[12:]))] {
+			return true, nil
+		}
+	}
+	return o.known[a], nil
+}
+
+// machineAddresses returns those of the machine's network cards.
+func machineAddresses() (list []netip.Addr, err error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addrs {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil {
+			return nil, fmt.Errorf("address %s: %w", a, err)
+		}
+		list = append(list, p.Addr())
+	}
+	return list, nil
 }
 
 // connect dials the first address that answers, of those that may be dialled and no other. A flow to IPv6 is tried as well when it has one: what the

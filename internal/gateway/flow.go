@@ -77,7 +77,7 @@ func (f *flow) again(p *policy.Policy) policy.Verdict {
 	if f.request != nil {
 		v := p.Request(*f.request)
 		if a := f.addr.Load(); v.Allow && a != nil {
-			v = p.Address(f.to, *a)
+			v = f.card.g.resolver.judge(p, f.to, *a)
 		}
 		return v
 	}
@@ -92,7 +92,7 @@ func (f *flow) again(p *policy.Policy) policy.Verdict {
 		return policy.Verdict{Rule: v.Rule, Line: v.Line, Reason: "its requests have to be inspected now"}
 	}
 	if a := f.addr.Load(); v.Allow && a != nil {
-		v = p.Address(to, *a)
+		v = f.card.g.resolver.judge(p, to, *a)
 	}
 	return v
 }

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -38,6 +39,8 @@ type Options struct {
 	// Resolver and Dialer are the host's own if nil.
 	Resolver Resolver
 	Dialer   Dialer
+	// Own returns the addresses of this machine, which only a rule that names them opens; nil means those of its network cards.
+	Own func() ([]netip.Addr, error)
 	// Roots verify the servers of inspected connections; nil means the host's.
 	Roots *x509.CertPool
 	// Secrets opens those that sandboxes are granted; nil means that there are none.
@@ -73,10 +76,13 @@ func New(opts Options) *Gateway {
 	if opts.Dialer == nil {
 		opts.Dialer = &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true}}
 	}
+	if opts.Own == nil {
+		opts.Own = machineAddresses
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
+	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver, opts.Own), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
 	g.peers = peering{networks: map[string]Peers{}, of: map[string]string{}, waking: map[string]*waking{}}
 	g.inspect = newInspector(g)
 	return g

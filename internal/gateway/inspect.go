@@ -297,8 +297,6 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 		return http.StatusBadRequest, errors.New("the request target names a host itself, as to a proxy")
 	case !strings.HasPrefix(r.URL.Path, "/") && !(r.Method == http.MethodOptions && r.RequestURI == "*"):
 		return http.StatusBadRequest, errors.New("the path does not begin with /")
-	case r.ProtoMajor == 1 && r.ProtoMinor == 0 && len(r.TransferEncoding) > 0:
-		return http.StatusBadRequest, errors.New("a transfer encoding in HTTP/1.0")
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
 	}
@@ -439,7 +437,7 @@ func (i *inspector) transport(c *card) *http.Transport {
 				return nil, err
 			}
 			// A policy that came meanwhile did not see the address.
-			if v := c.policy().Address(f.to, addr); !v.Allow {
+			if v := i.g.resolver.judge(c.policy(), f.to, addr); !v.Allow {
 				conn.Close()
 				return nil, &deniedError{verdict: v, addr: addr}
 			}

@@ -56,10 +56,11 @@ type lab struct {
 	dialled []string          // addresses that it went to
 	entries []Entry
 	fail    error // of evidence
+	own     []netip.Addr
 }
 
 func newLab(t testing.TB) *lab {
-	l := &lab{t: t, addrs: map[string][]netip.Addr{}, servers: map[string]string{}}
+	l := &lab{t: t, addrs: map[string][]netip.Addr{}, servers: map[string]string{}, own: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}
 	var err error
 	if l.ca, err = OpenAuthority(t.TempDir()); err != nil {
 		t.Fatal(err)
@@ -72,7 +73,7 @@ func newLab(t testing.TB) *lab {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(l.root.cert)
-	l.g = New(Options{Authority: l.ca, Resolver: l, Dialer: l, Roots: roots, Evidence: l.evidence, Secrets: l.key})
+	l.g = New(Options{Authority: l.ca, Resolver: l, Dialer: l, Roots: roots, Evidence: l.evidence, Secrets: l.key, Own: l.machine})
 	t.Cleanup(l.g.Close)
 	return l
 }
@@ -85,6 +86,16 @@ func (l *lab) evidence(e Entry) error {
 	}
 	l.entries = append(l.entries, e)
 	return nil
+}
+
+// machine returns the addresses of the machine that the gateway is on.
+func (l *lab) machine() ([]netip.Addr, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own == nil {
+		return nil, errors.New("nobody knows")
+	}
+	return l.own, nil
 }
 
 // LookupNetIP is the lab's DNS.

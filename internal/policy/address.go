@@ -104,7 +104,13 @@ func public(a netip.Addr) (what string, ok bool) {
 // are allowed, except where an allow rule names them by an address or a cidr, with the flow's port and protocol. A rule
 // that has both hosts and a cidr opens its addresses for its hosts only. Addresses of cloud metadata are always refused,
 // and IPv4 addresses inside of IPv6 ones are judged as such.
-func (p *Policy) Address(f Flow, a netip.Addr) Verdict {
+func (p *Policy) Address(f Flow, a netip.Addr) Verdict { return p.address(f, a, false) }
+
+// OwnAddress is [Policy.Address] for one that the machine of the gateway has itself. What listens there is meant for others, and often behind a
+// firewall that a connection from the machine does not pass: even a public one may be dialled only where a rule names it.
+func (p *Policy) OwnAddress(f Flow, a netip.Addr) Verdict { return p.address(f, a, true) }
+
+func (p *Policy) address(f Flow, a netip.Addr, own bool) Verdict {
 	if v, bad := p.refuseHost(f.Host); bad {
 		return v
 	}
@@ -136,7 +142,7 @@ func (p *Policy) Address(f Flow, a netip.Addr) Verdict {
 		judged = both[1]
 	}
 	what, ok := public(judged)
-	if ok {
+	if ok && !own {
 		return Verdict{Allow: true, Rule: ruleAddress, Reason: a.String() + " is a public address"}
 	}
 	for _, i := range p.allow.addr(judged, buf[:0]) {
@@ -144,7 +150,11 @@ func (p *Policy) Address(f Flow, a netip.Addr) Verdict {
 			return r.verdict(true)
 		}
 	}
-	return Verdict{Rule: ruleAddress, Reason: fmt.Sprintf("%s is not public (%s) and no allow rule with a cidr opens it to %s", a, what, f)}
+	reason := fmt.Sprintf("%s is not public (%s)", a, what)
+	if own {
+		reason = fmt.Sprintf("%s is an address of the machine that runs the sandboxes", a)
+	}
+	return Verdict{Rule: ruleAddress, Reason: fmt.Sprintf("%s and no allow rule with a cidr opens it to %s", reason, f)}
 }
 
 // opens reports whether a rule whose prefix has the address opens it for a flow.

@@ -133,3 +133,29 @@ deny:
 		t.Errorf("Connect to an address that hosts may resolve to: %+v", v)
 	}
 }
+
+// A public address that the machine has itself is opened by its name alone.
+func TestOwnAddress(t *testing.T) {
+	for _, tt := range []struct {
+		rules string
+		want  bool
+	}{
+		{"allow: [allowed.lab]", false},
+		{"extends: open", false},
+		{"allow: [{host: allowed.lab, cidr: 8.8.8.8/32}]", true},
+		{"allow: [{host: allowed.lab, cidr: 8.8.8.8/32}]\ndeny: [{cidr: 8.8.8.0/24}]", false},
+		{"allow: [allowed.lab, {cidr: 8.8.8.0/24}]", true},
+		{"allow: [allowed.lab, {cidr: 8.8.8.0/24, protocol: tcp, ports: [22]}]", false},
+	} {
+		p := parse(t, tt.rules)
+		f := policy.Flow{Host: "allowed.lab", Port: 443, Protocol: policy.HTTPS}
+		for _, s := range []string{"8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::808:808"} {
+			if v := p.OwnAddress(f, netip.MustParseAddr(s)); v.Allow != tt.want || v.Reason == "" {
+				t.Errorf("%s: OwnAddress(%s) = %+v, want %v", tt.rules, s, v, tt.want)
+			}
+		}
+		if v := p.OwnAddress(f, netip.MustParseAddr("169.254.169.254")); v.Allow {
+			t.Errorf("%s: metadata: %+v", tt.rules, v)
+		}
+	}
+}

@@ -80,7 +80,7 @@ var rules = []rule{
 		why: "it stands between everybody and sandboxes: it knows the engine, and nothing of records, files or how it is configured",
 	},
 	{of: []string{"./internal/audit"}, only: []string{"golang.org/x/sys/..."}, why: "evidence stands on nothing of ours, so that nothing of ours can bend it"},
-	{of: []string{"./internal/secret"}, only: []string{"golang.org/x/sys/..."}, why: "few lines see a secret's value, and these import nothing of ours that could keep it"},
+	{of: []string{"./internal/secret"}, only: []string{"golang.org/x/sys/...", "golang.org/x/sync/singleflight"}, why: "few lines see a secret's value, and these import nothing of ours that could keep it"},
 	{of: []string{"./internal/secret/secrettest"}, only: []string{"./internal/secret"}, why: "it looks for secrets in all the rest and is no part of it"},
 	{of: []string{"./internal/recipe"}, only: []string{".", "./internal/config", "go.yaml.in/yaml/v3"}, why: "a template is built by a client, and the daemon reads no project's files"},
 	{
