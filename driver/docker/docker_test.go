@@ -429,7 +429,7 @@ func TestNoUserNamespaces(t *testing.T) {
 }
 
 func TestEngineDiskFull(t *testing.T) {
-	e := newEnv(t, dockertest.Config{DiskSize: 128 << 20})
+	e := newEnv(t, dockertest.Config{DiskSize: 32 << 20})
 	for range 2 {
 		if err := e.d.Create(e.ctx(), e.spec()); !errors.Is(err, warren.ErrExhausted) {
 			t.Errorf("Create: %v, want ErrExhausted", err)
