@@ -203,7 +203,7 @@ func TestEngineKilledInDelete(t *testing.T) {
 func TestEngineKilledInCommand(t *testing.T) {
 	e := newEnv(t, dockertest.Config{Daemon: map[string]any{"live-restore": true}})
 	id := e.create()
-	e.run(id, "echo kept > /tmp/file; (while :; do date +%s%N > /tmp/beat; sleep 0.05; done) >/dev/null 2>&1 &")
+	e.run(id, "echo kept > /tmp/file; (while :; do date +%s%N > /tmp/new; mv /tmp/new /tmp/beat; sleep 0.05; done) >/dev/null 2>&1 &")
 	conn, err := e.d.Dial(e.ctx(), id, warren.GuestPort)
 	if err != nil {
 		t.Fatal(err)

@@ -593,6 +593,11 @@ func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) 
 	if !ok {
 		return
 	}
+	// Before it is served: what names are its network's is not asked of anyone outside.
+	if err := e.tellPeers(ctx, e.networkOf(id)); err != nil {
+		e.log.Warn("a sandbox has no network for now", "sandbox", id, "error", err)
+		return
+	}
 	f, err := c.Card(ctx, id)
 	if err == nil {
 		err = e.opts.Network.Adopt(ctx, id, f, p, "")

@@ -103,6 +103,16 @@ func (sb *sandbox) network() ownedName {
 	return ownedName{sb.row.Owner, sb.row.Network}
 }
 
+// networkOf is network for an id, which may be nobody's.
+func (e *Engine) networkOf(id warren.SandboxID) ownedName {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if sb := e.boxes[id]; sb != nil {
+		return sb.network()
+	}
+	return ownedName{}
+}
+
 // key is what a gateway calls a private network. The name has no slash, so that no two have one key.
 func (n ownedName) key() string { return n.owner + "/" + n.name }
 
@@ -217,6 +227,7 @@ func (e *Engine) comparePeers(ctx context.Context) error {
 			want[key] = PeerNetwork{Key: key}
 		}
 	}
+	var errs []error
 	for _, key := range sortedKeys(want) {
 		if digest, ok := has[key]; ok && digest == want[key].Digest && len(want[key].Members) > 0 {
 			continue
@@ -226,10 +237,10 @@ func (e *Engine) comparePeers(ctx context.Context) error {
 			continue // none of ours
 		}
 		if err := e.tellPeers(ctx, ownedName{key[:i], key[i+1:]}); err != nil {
-			return err
+			errs = append(errs, err)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // WakePeer starts a sandbox that another of its private network wants to reach, as a call into it would. When it returns without an error, the

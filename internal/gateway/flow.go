@@ -69,7 +69,7 @@ func (f *flow) settle(p policy.Protocol, inspected bool) {
 // again decides on a flow that is open.
 func (f *flow) again(p *policy.Policy) policy.Verdict {
 	if f.peer != nil {
-		if v, denied := p.DeniesPeer(f.to.Host, f.to.Port, f.to.Protocol); denied && !f.peer.inward {
+		if v, denied := f.peer.denied(p, f.to.Port, f.to.Protocol); denied {
 			return v
 		}
 		return policy.Verdict{Allow: true, Rule: f.rule}
@@ -112,6 +112,9 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 	case f.peer != nil && f.peer.inward:
 		// Its own ceiling is about what it does, not about what others do with it.
 		what = "connections from other sandboxes are open"
+		if from := c.from[f.peer.id]; from >= maxFromOne {
+			return &limitError{fmt.Sprintf("%d connections from this one sandbox are open, which is the most", from)}
+		}
 	case f.request == nil:
 		most, what = atMost(limits.Connections, maxFlows), "connections are open"
 	}
@@ -125,6 +128,9 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 	}
 	c.flows[f] = true
 	*count++
+	if f.peer != nil && f.peer.inward {
+		c.from[f.peer.id]++
+	}
 	if open := c.connections + c.inward; f.request == nil && open == fewConnections+1 {
 		setBuffers(c.stack, open)
 	}
@@ -149,6 +155,11 @@ func (c *card) done(f *flow) {
 	defer c.mu.Unlock()
 	if c.flows[f] {
 		*c.counter(f)--
+		if f.peer != nil && f.peer.inward {
+			if c.from[f.peer.id]--; c.from[f.peer.id] == 0 {
+				delete(c.from, f.peer.id)
+			}
+		}
 		if open := c.connections + c.inward; f.request == nil && open == fewConnections {
 			setBuffers(c.stack, open)
 		}
@@ -237,7 +248,10 @@ func (c *card) acceptTCP(r *tcp.ForwarderRequest) {
 			return
 		}
 		defer far.Close()
+		// Whoever asked may be silent from now on, and has minutes to answer.
+		unused := context.AfterFunc(f.life, func() { far.Close() })
 		near, err := accept(r)
+		unused()
 		if err != nil {
 			c.failed(f, err)
 			return
@@ -418,7 +432,7 @@ func (c *card) failed(f *flow, err error) {
 	}
 	e := f.entry("flow.fail")
 	e.Reason = err.Error()
-	c.record(e)
+	c.refuse(e)
 }
 
 // deny records that a flow which had begun is denied.
@@ -442,13 +456,8 @@ func (f *flow) entry(action string) Entry {
 // relay carries bytes both ways until both sides have ended, one has failed or the flow is stopped.
 func (c *card) relay(f *flow, near, far net.Conn) {
 	stop := context.AfterFunc(f.life, func() {
-		for _, side := range []net.Conn{far, near} {
-			if n, ok := side.(interface{ abort() }); ok {
-				n.abort()
-			} else {
-				side.Close()
-			}
-		}
+		cut(far)
+		cut(near)
 	})
 	var both sync.WaitGroup
 	carry := func(to, from net.Conn, count *atomic.Int64, add func(int64) error) {
@@ -466,10 +475,25 @@ func (c *card) relay(f *flow, near, far net.Conn) {
 	c.closed(f, context.Cause(f.life))
 }
 
+// cut ends a connection at once, whatever waits to be sent.
+func cut(c net.Conn) {
+	if n, ok := c.(interface{ abort() }); ok {
+		n.abort()
+	} else {
+		c.Close()
+	}
+}
+
 // closed records the end of a flow.
 func (c *card) closed(f *flow, why error) {
 	e := f.entry("flow.close")
 	e.Up, e.Down, e.Duration = f.up.Load(), f.down.Load(), time.Since(f.started)
+	if errors.Is(why, context.Canceled) { // in order, or with a card
+		why = nil
+		if f.card.life.Err() != nil || f.peer != nil && f.peer.other != nil && f.peer.other.life.Err() != nil {
+			why = errDetached
+		}
+	}
 	if why != nil {
 		e.Reason = why.Error()
 	}
@@ -605,5 +629,5 @@ func (c *card) exchange(f *flow, near, far net.Conn) {
 	both.Go(func() { carry(far, near, &f.up, up) })
 	both.Go(func() { carry(near, far, &f.down, down) })
 	both.Wait()
-	c.closed(f, nil)
+	c.closed(f, context.Cause(f.life))
 }

@@ -115,6 +115,8 @@ type card struct {
 	flows map[*flow]bool
 	// How many of them are connections of the sandbox, requests of those, and connections of other sandboxes.
 	connections, requests, inward int
+	// from is how many connections are open of each other sandbox.
+	from map[string]int
 }
 
 // ErrNotFound says that a sandbox has no card.
@@ -134,7 +136,7 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: %w", id, err)
 	}
-	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, denials: newBucket(50, 200)}
+	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, from: map[string]int{}, denials: newBucket(50, 200)}
 	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())
 	g.mu.Lock()
@@ -319,7 +321,8 @@ func (c *card) release() {
 	} else {
 		c.link.Attach(nil) // which stops its reader and waits for it
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	// A connection that its side has begun and gone silent over takes the stack two minutes to give up.
+	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		c.mu.Lock()
 		left := len(c.flows)
 		c.mu.Unlock()

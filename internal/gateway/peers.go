@@ -31,6 +31,9 @@ import (
 // internal is the domain of private networks: the sandbox "web" of the network "shop" is web.shop.internal.
 const internal = ".internal"
 
+// maxFromOne is how many connections one sandbox may have to another, so that one of them does not keep out the rest.
+const maxFromOne = maxFlows / 4
+
 // MaxPeers is how many sandboxes a private network has at most.
 const MaxPeers = 256
 
@@ -184,10 +187,28 @@ type peer struct {
 	id   string      // the other
 	name policy.Host // of the other
 	rule string
+	// names are all that the other has.
+	names []policy.Host
 	// inward says that the flow is the other's.
 	inward bool
 	// other is the card of the other, once there is a connection.
 	other *card
+}
+
+// peer returns what a flow to or from a member has besides.
+func (p Peers) peer(id string, inward bool) *peer {
+	return &peer{key: p.Key, id: id, name: p.host(id), rule: p.rule(), names: []policy.Host{p.host(id), policy.Host(id + p.domain())}, inward: inward}
+}
+
+// denied says whether a policy denies the other sandbox of a flow, under any of its names. That of either side counts: one that cannot be used
+// denies all, and what is denied shall not come the other way.
+func (f *peer) denied(p *policy.Policy, port uint16, proto policy.Protocol) (policy.Verdict, bool) {
+	for _, h := range f.names {
+		if v, denied := p.DeniesPeer(h, port, proto); denied {
+			return v, true
+		}
+	}
+	return policy.Verdict{}, false
 }
 
 var errApart = errors.New("the two sandboxes are not in one private network any more")
@@ -216,8 +237,8 @@ func (c *card) peerFlow(n Peers, h policy.Host, port uint16, proto policy.Protoc
 	if err != nil {
 		return refuse("", err.Error())
 	}
-	f.rule, f.peer = n.rule(), &peer{key: n.Key, id: to.ID, name: h, rule: n.rule()}
-	if v, denied := c.policy().DeniesPeer(h, port, proto); denied {
+	f.rule, f.peer = n.rule(), n.peer(to.ID, false)
+	if v, denied := f.peer.denied(c.policy(), port, proto); denied {
 		return refuse(v.Rule, v.Reason)
 	}
 	if err := c.begin(c.life, f); err != nil {
@@ -282,8 +303,14 @@ func (c *card) dialPeer(f *flow) (net.Conn, *flow, error) {
 	if !ok || n.Key != f.peer.key {
 		return nil, nil, errApart
 	}
-	twin := &flow{to: policy.Flow{Host: n.host(c.id), Port: f.to.Port, Protocol: f.to.Protocol}, rule: f.rule,
-		peer: &peer{key: n.Key, id: c.id, name: n.host(c.id), rule: f.rule, inward: true}}
+	if err := f.together(); err != nil {
+		return nil, nil, err
+	}
+	twin := &flow{to: policy.Flow{Host: n.host(c.id), Port: f.to.Port, Protocol: f.to.Protocol}, rule: f.rule, peer: n.peer(c.id, true)}
+	if v := twin.again(other.policy()); !v.Allow {
+		v.Reason = "the policy of the other sandbox: " + v.Reason
+		return nil, nil, &deniedError{verdict: v}
+	}
 	if err := other.begin(f.life, twin); err != nil {
 		return nil, nil, fmt.Errorf("the other sandbox: %w", err)
 	}
@@ -372,8 +399,15 @@ func (c *card) peerTCP(r *tcp.ForwarderRequest, n Peers, h policy.Host) {
 		r.Complete(true)
 		return
 	}
+	over = sync.OnceFunc(over)
 	defer over()
+	// Whoever asked may be silent from now on, and has minutes to answer: the other side does not wait that long.
+	unused := context.AfterFunc(f.life, func() {
+		cut(far)
+		over()
+	})
 	near, err := accept(r)
+	unused()
 	if err != nil {
 		f.stop(err)
 		c.closed(f, err)

@@ -430,13 +430,15 @@ func TestPeerUDP(t *testing.T) {
 // TestPeersPart ends what goes on between two sandboxes in each way in which they stop to be members of one network.
 func TestPeersPart(t *testing.T) {
 	for name, part := range map[string]func(*lab){
-		"the other leaves":         func(l *lab) { l.peers("k", "shop", "web=sa") },
-		"it leaves":                func(l *lab) { l.peers("k", "shop", "db=sb") },
-		"the network goes":         func(l *lab) { l.peers("k", "shop") },
-		"the other goes elsewhere": func(l *lab) { l.peers("k2", "shop", "db=sb") },
-		"the other is deleted":     func(l *lab) { l.g.Detach("sb") },
-		"it is deleted":            func(l *lab) { l.g.Detach("sa") },
-		"a rule denies it":         func(l *lab) { l.g.SetPolicy("sa", Rules{Policy: l.policy("deny: [db.shop.internal]")}) },
+		"the other leaves":                func(l *lab) { l.peers("k", "shop", "web=sa") },
+		"it leaves":                       func(l *lab) { l.peers("k", "shop", "db=sb") },
+		"the network goes":                func(l *lab) { l.peers("k", "shop") },
+		"the other goes elsewhere":        func(l *lab) { l.peers("k2", "shop", "db=sb") },
+		"the other is deleted":            func(l *lab) { l.g.Detach("sb") },
+		"it is deleted":                   func(l *lab) { l.g.Detach("sa") },
+		"a rule denies it":                func(l *lab) { l.g.SetPolicy("sa", Rules{Policy: l.policy("deny: [db.shop.internal]")}) },
+		"a rule of the other's denies it": func(l *lab) { l.g.SetPolicy("sb", Rules{Policy: l.policy("deny: [web.shop.internal]")}) },
+		"a rule denies its id":            func(l *lab) { l.g.SetPolicy("sa", Rules{Policy: l.policy("deny: [sb.shop.internal]")}) },
 		"a rule denies it with a path": func(l *lab) {
 			l.g.SetPolicy("sa", Rules{Policy: l.policy("deny: [{host: \"*.shop.internal\", paths: [/x]}]")})
 		},
@@ -506,7 +508,7 @@ func TestPeersPart(t *testing.T) {
 		if err := l.g.SetPolicy("sa", Rules{Policy: l.policy("deny: [{host: db.shop.internal, protocol: udp}, {host: db.shop.internal, ports: [9001]}, \"*.other.internal\"]")}); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.g.SetPolicy("sb", Rules{Policy: l.policy("deny: [\"*.internal\"]")}); err != nil {
+		if err := l.g.SetPolicy("sb", Rules{Policy: l.policy("deny: [\"*.other.internal\", db.shop.internal]")}); err != nil {
 			t.Fatal(err)
 		}
 		c.SetDeadline(time.Now().Add(20 * time.Second))
