@@ -50,8 +50,8 @@ type vault struct {
 	secrets map[string]Secret
 	// former are values that secrets had before, while the card lives: a server may still tell of them.
 	former []Secret
-	// halves are how often half of each value came back, by what it is sealed as.
-	halves map[string]*atomic.Int64
+	// near is how often each value came back but for its end, by what it is sealed as.
+	near map[string]*atomic.Int64
 
 	mu        sync.Mutex
 	injectors map[string]*secret.Injector // by grant, "" for none
@@ -67,14 +67,14 @@ type scrubber struct {
 const (
 	// maxFormer bounds the values of before that a card remembers.
 	maxFormer = 32
-	// maxHalves is how often half of a value may come back without the other half. What may be the beginning of a value is held back, which the
-	// sandbox can see; whoever guesses with the help of that comes by here for each letter of the second half.
-	maxHalves = 64
+	// maxNear is how often a value may come back but for its end. What may be the beginning of a value is held back, which the sandbox can see;
+	// whoever guesses with the help of that comes by here with each wrong guess at the end.
+	maxNear = 64
 )
 
 // newVault returns a vault that knows what the one before it, if any, knew of the same values.
 func newVault(opener Opener, secrets []Secret, before *vault) *vault {
-	v := &vault{opener: opener, secrets: map[string]Secret{}, injectors: map[string]*secret.Injector{}, halves: map[string]*atomic.Int64{}}
+	v := &vault{opener: opener, secrets: map[string]Secret{}, injectors: map[string]*secret.Injector{}, near: map[string]*atomic.Int64{}}
 	for _, s := range secrets {
 		v.secrets[s.Name] = s
 	}
@@ -86,9 +86,9 @@ func newVault(opener Opener, secrets []Secret, before *vault) *vault {
 		}
 	}
 	for _, s := range slices.Concat(secrets, v.former) {
-		v.halves[s.Sealed] = &atomic.Int64{}
-		if before != nil && before.halves[s.Sealed] != nil {
-			v.halves[s.Sealed] = before.halves[s.Sealed]
+		v.near[s.Sealed] = &atomic.Int64{}
+		if before != nil && before.near[s.Sealed] != nil {
+			v.near[s.Sealed] = before.near[s.Sealed]
 		}
 	}
 	return v
@@ -111,7 +111,7 @@ func (e *secretError) Error() string { return "a secret cannot be used: " + e.er
 
 // told is what the sandbox is told of it: why a key cannot be had is the operator's to know, who finds it on record.
 func (e *secretError) told() string {
-	if errors.Is(e.err, errUnset) || errors.Is(e.err, errGuessed) {
+	if errors.Is(e.err, errUnset) || errors.Is(e.err, errGuessed) || errors.Is(e.err, errFormerGuessed) {
 		return e.Error()
 	}
 	return "a secret that the request needs cannot be used at the moment; the operator of the server finds the reason in its events"
@@ -120,8 +120,28 @@ func (e *secretError) Unwrap() error { return e.err }
 
 var errUnset = errors.New("it is not set on the server; `warren secret set` sets it")
 
-var errGuessed = fmt.Errorf("half of its value came back %d times with something else after it, as if someone guessed: "+
-	"it is withheld from the sandbox until it is set to another value (`warren secret set`)", maxHalves)
+var (
+	errGuessed = fmt.Errorf("its value came back %d times with another end, as if someone guessed: what secrets are granted for is withheld from the sandbox "+
+		"until it is set to another value (`warren secret set`)", maxNear)
+	errFormerGuessed = fmt.Errorf("a value that it had before came back %d times with another end, as if someone guessed: what secrets are granted for is withheld from the sandbox "+
+		"until that is paused and resumed", maxNear)
+)
+
+// guessed says that a value which the sandbox's answers are searched for is being guessed. All answers would tell of a right guess, so that all that are
+// searched are withheld.
+func (v *vault) guessed() error {
+	for _, s := range v.secrets {
+		if v.near[s.Sealed].Load() >= maxNear {
+			return &secretError{fmt.Errorf("secret %q: %w", s.Name, errGuessed)}
+		}
+	}
+	for _, s := range v.former {
+		if v.near[s.Sealed].Load() >= maxNear {
+			return &secretError{fmt.Errorf("secret %q: %w", s.Name, errFormerGuessed)}
+		}
+	}
+	return nil
+}
 
 // open returns a secret's value.
 func (v *vault) open(s Secret) ([]byte, error) {
@@ -186,10 +206,8 @@ func placeOf(p policy.Place) secret.Place {
 
 // clean returns what takes all values of the sandbox's secrets out of what comes back.
 func (v *vault) clean() (*scrubber, error) {
-	for _, s := range v.secrets {
-		if v.halves[s.Sealed].Load() >= maxHalves {
-			return nil, &secretError{fmt.Errorf("secret %q: %w", s.Name, errGuessed)}
-		}
+	if err := v.guessed(); err != nil {
+		return nil, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -279,6 +297,10 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 		return nil, err
 	}
 	if u.clean != nil {
+		// Since the request was entered, whoever finds that a value is guessed ends it.
+		if err := u.v.guessed(); err != nil {
+			return nil, err
+		}
 		secret.RestrictEncoding(r.Header)
 	}
 	used, err := in.Inject(r)
@@ -303,7 +325,7 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 	if err != nil || u.clean == nil {
 		return res, err
 	}
-	if err := u.clean.Response(res, secret.Tell{Found: f.shown, Half: u.half(f)}); err != nil {
+	if err := u.clean.Response(res, secret.Tell{Found: f.shown, Near: u.near(f)}); err != nil {
 		res.Body.Close()
 		return nil, err
 	}
@@ -319,21 +341,34 @@ func (f *flow) shown(n int64) {
 	f.card.record(e)
 }
 
-// half returns what counts the halves of values that come back.
-func (u *use) half(f *flow) func(pair int) error {
+// near returns what counts the times when a value comes back but for its end.
+func (u *use) near(f *flow) func(pair int) error {
 	return func(pair int) error {
 		s := u.clean.of[pair]
-		n := u.v.halves[s.Sealed].Add(1)
-		if n < maxHalves {
+		n := u.v.near[s.Sealed].Add(1)
+		if n < maxNear {
 			return nil
 		}
-		if n == maxHalves {
+		why := u.v.guessed()
+		if n == maxNear {
 			e := f.entry("secret.guess")
 			e.Secret, e.More, e.Inspected = s.Name, n, true
 			e.Method, e.Path = f.request.Method, f.request.Path
-			e.Reason = errGuessed.Error()
+			e.Reason = why.Error()
 			f.card.record(e)
+			f.card.endSearched(s.Sealed, why)
 		}
-		return &secretError{fmt.Errorf("secret %q: %w", s.Name, errGuessed)}
+		return why
+	}
+}
+
+// endSearched ends all requests whose answers are searched for a value: what they hold back would tell right guesses from wrong ones.
+func (c *card) endSearched(sealed string, why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for f := range c.flows {
+		if f.use != nil && f.use.clean != nil && slices.ContainsFunc(f.use.clean.of, func(s Secret) bool { return s.Sealed == sealed }) {
+			f.stop(why)
+		}
 	}
 }

@@ -36,6 +36,8 @@ type bank struct {
 	mu   sync.Mutex
 	seen []*http.Request
 	body []string
+	// stream is what /v1/stream says.
+	stream chan string
 }
 
 func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -81,6 +83,15 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusTemporaryRedirect)
 	case "/v1/mirror":
 		w.Write(body)
+	case "/v1/stream":
+		b.mu.Lock()
+		said := b.stream
+		b.mu.Unlock()
+		w.(http.Flusher).Flush()
+		for text := range said {
+			io.WriteString(w, text)
+			w.(http.Flusher).Flush()
+		}
 	default:
 		io.WriteString(w, "ok")
 	}
@@ -373,23 +384,42 @@ func TestSecretIsNotGuessed(t *testing.T) {
 		}
 		return res.StatusCode, string(back)
 	}
-	half := canary[:(len(canary)+1)/2]
-	for range 3 * maxHalves {
-		if status, back := mirror(half[:len(half)-1] + "?"); status != 200 || back != half[:len(half)-1]+"?" {
-			t.Fatalf("less than half: %d %q", status, back)
+	near := canary[:len(canary)-8]
+	for range 3 * maxNear {
+		if status, back := mirror(near[:len(near)-1] + "?"); status != 200 || back != near[:len(near)-1]+"?" {
+			t.Fatalf("less than that: %d %q", status, back)
 		}
 	}
-	for n := range maxHalves - 1 {
-		if status, back := mirror(fmt.Sprint(half, "?", n)); status != 200 || back != fmt.Sprint(half, "?", n) {
+	for n := range maxNear - 1 {
+		if status, back := mirror(fmt.Sprint(near, "?", n)); status != 200 || back != fmt.Sprint(near, "?", n) {
 			t.Fatalf("guess %d: %d %q", n, status, back)
 		}
 	}
 	if l.has("secret.guess", "") {
 		t.Fatal("it is on record too early")
 	}
-	if status, back := mirror(half + "?"); strings.Contains(back, half) {
+	// An answer that began before: what it holds back would tell that a guess is right.
+	said := make(chan string, 8)
+	good.mu.Lock()
+	good.stream = said
+	good.mu.Unlock()
+	open, err := in.do(t, "GET", "https://bank.lab/v1/stream", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Body.Close()
+	said <- "hello "
+	if _, err := io.ReadFull(open.Body, make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	said <- near + canary[len(near):len(near)+2]
+	if status, back := mirror(near + "?"); strings.Contains(back, near) {
 		t.Fatalf("the last guess: %d %q", status, back)
 	}
+	if text, err := io.ReadAll(open.Body); err == nil || len(text) > 0 {
+		t.Errorf("an answer that is open goes on: %q, %v", text, err)
+	}
+	close(said)
 	if !l.has("secret.guess", "bank.lab") {
 		t.Error("the guesses are not on record")
 	}
@@ -417,6 +447,14 @@ func TestSecretIsNotGuessed(t *testing.T) {
 	if err := l.g.SetPolicy("guesser", Rules{Policy: l.policy(granted), Secrets: []Secret{l.secret("bank-key", next, holder)}}); err != nil {
 		t.Fatal(err)
 	}
+	if status, back := mirror("was " + canary + ", is " + next); status != http.StatusBadGateway || !strings.Contains(back, "until that is paused and resumed") {
+		t.Errorf("after a change, a value before it was guessed at: %d %q", status, back)
+	}
+	other := l.sandbox("other", granted, sealed...)
+	if err := l.g.SetPolicy("other", Rules{Policy: l.policy(granted), Secrets: []Secret{l.secret("bank-key", next, holder)}}); err != nil {
+		t.Fatal(err)
+	}
+	in = other
 	if status, back := mirror("was " + canary + ", is " + next); status != 200 || back != "was "+holder+", is "+holder {
 		t.Errorf("after a change: %d %q", status, back)
 	}

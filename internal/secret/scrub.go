@@ -22,7 +22,7 @@ type Pair struct {
 // forms match, the leftmost counts, and the longest of those that begin together.
 type Scrubber struct {
 	m     *matcher
-	near  *matcher // the first half of each text, by the same order
+	near  *matcher // each text without its end, in the same order
 	with  []string
 	which []Found // by text
 	lower []string
@@ -45,7 +45,7 @@ func NewScrubber(pairs ...Pair) (*Scrubber, error) {
 		return nil, fmt.Errorf("%d secrets for one scrubber; %d at most", len(pairs), MaxPairs)
 	}
 	s := &Scrubber{}
-	var texts []string
+	var texts, near []string
 	seen := map[string]bool{}
 	for i, p := range pairs {
 		if err := CheckValue(p.Value); err != nil {
@@ -55,6 +55,7 @@ func NewScrubber(pairs ...Pair) (*Scrubber, error) {
 			if !seen[f.Text] {
 				seen[f.Text] = true
 				texts = append(texts, f.Text)
+				near = append(near, f.Text[:len(f.Text)-endOf(len(f.Text), len(p.Value))])
 				s.lower = append(s.lower, strings.ToLower(f.Text))
 				s.with = append(s.with, f.with)
 				s.which = append(s.which, Found{Pair: i, Form: f.Name})
@@ -62,12 +63,15 @@ func NewScrubber(pairs ...Pair) (*Scrubber, error) {
 		}
 	}
 	s.m = newMatcher(texts)
-	halves := make([]string, len(texts))
-	for i, t := range texts {
-		halves[i] = t[:(len(t)+1)/2]
-	}
-	s.near = newMatcher(halves)
+	s.near = newMatcher(near)
 	return s, nil
+}
+
+// endOf is how much of the end of a form has to be wrong for the rest to be nearly the value: what is a quarter of the value in it, or eight bytes if
+// that is more, or half of a short value. Tokens of one kind begin alike, some for more than half of their length.
+func endOf(form, value int) int {
+	end := max(value/4, min(8, value/2))
+	return (form*end + value - 1) / value
 }
 
 // String returns text with every value replaced, and how many there were.
@@ -147,8 +151,8 @@ type Reader struct {
 	err   error  // of src
 	count atomic.Int64
 
-	// missed, when not nil, is told of the text whose first half came without the second. Its error ends the stream.
-	missed func(which int) error
+	// missed, when not nil, is told of the text that came without its end, and of the one that stands there in its place, or -1. Its error ends the stream.
+	missed func(which, whole int) error
 	near   *matcher
 	judged int // missed knows of what begins before it in buf
 }
@@ -235,14 +239,13 @@ func (r *Reader) judge(limit int) error {
 			r.judged = max(from, limit)
 			return nil
 		}
-		if whole := r.m.at(b, at); whole >= 0 {
-			from = at + len(r.m.texts[whole])
-			continue
-		}
-		if err := r.missed(which); err != nil {
+		whole := r.m.at(b, at)
+		if err := r.missed(which, whole); err != nil {
 			return err
 		}
-		from = at + len(r.near.texts[which])
+		if from = at + len(r.near.texts[which]); whole >= 0 {
+			from = max(from, at+len(r.m.texts[whole]))
+		}
 	}
 }
 
@@ -317,17 +320,22 @@ func (s *Scrubber) foldedName(name string) bool {
 type Tell struct {
 	// Found is told how many values were replaced: once for what is known before the body, and once at its end.
 	Found func(n int64)
-	// Half is told of a pair of which at least half a form came, and then something else. What may be a value is held back until
+	// Near is told of a pair of which a form came but for its end, and then something else. What may be a value is held back until
 	// more has come, which can be seen: who has the server say what he likes can guess a value letter by letter, and comes by here.
 	// An error ends the body.
-	Half func(pair int) error
+	Near func(pair int) error
 }
 
-func (s *Scrubber) misses(tell Tell) func(which int) error {
-	if tell.Half == nil {
+func (s *Scrubber) misses(tell Tell) func(which, whole int) error {
+	if tell.Near == nil {
 		return nil
 	}
-	return func(which int) error { return tell.Half(s.which[which].Pair) }
+	return func(which, whole int) error {
+		if whole >= 0 && s.which[whole].Pair == s.which[which].Pair {
+			return nil // it is the value, in the same or another form
+		}
+		return tell.Near(s.which[which].Pair)
+	}
 }
 
 // Response replaces values in an answer: status line, headers, trailers, and the body as it is read. The body loses its
@@ -383,7 +391,7 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 // ErrShown is what a stream ends with in which a value appeared that cannot be replaced.
 var ErrShown = errors.New("a secret appeared in a stream in which it cannot be replaced")
 
-func (s *Scrubber) guardUpgrade(res *http.Response, found func(int64), missed func(int) error) {
+func (s *Scrubber) guardUpgrade(res *http.Response, found func(int64), missed func(which, whole int) error) {
 	both, ok := res.Body.(io.ReadWriteCloser)
 	if !ok {
 		return

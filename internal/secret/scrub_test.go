@@ -510,31 +510,40 @@ func TestScrubUpgrade(t *testing.T) {
 }
 
 // What begins as a value and goes on otherwise is told of, wherever reads end; a whole value is not.
-func TestScrubHalves(t *testing.T) {
+func TestScrubNear(t *testing.T) {
 	t.Parallel()
 	const first, second = "tok_0123456789abcdef", `p"a\s/s<w>o&r'd+=?%~ x`
-	s := scrubber(t, first, second)
+	// The third begins with the first, the fourth is of the kind of tokens that begin alike.
+	third, fourth := first+":the-password-of-it", strings.Repeat("head.", 24)+"tail-of-forty-letters-that-tells-them-apart"
+	s := scrubber(t, first, second, third, fourth)
+	inHex := hex.EncodeToString([]byte(first))
 	for _, tt := range []struct {
 		text string
 		want []int
 	}{
 		{"nothing of it", nil},
 		{first, nil},
-		{first + first + hex.EncodeToString([]byte(first)), nil},
-		{first[:9], nil},
-		{first[:10], []int{0}},
-		{first[:10] + first, []int{0}},
+		{first + first + inHex, nil},
+		{first[:11], nil},
+		{first[:12], []int{0}},
+		{first[:12] + first, []int{0}},
 		{"<" + first[:19] + ">", []int{0}},
 		{"<" + first[:12] + "> <" + first[:13] + ">" + first, []int{0, 0}},
-		{hex.EncodeToString([]byte(first))[:20] + "zz", []int{0}},
-		{hex.EncodeToString([]byte(first))[:19] + "zz", nil},
-		{url.QueryEscape(second)[:30] + "%", []int{1}},
-		{base64.RawStdEncoding.EncodeToString([]byte("u:" + first))[:18] + "-", []int{0}},
+		{inHex[:24] + "zz", []int{0}},
+		{inHex[:23] + "zz", nil},
+		{url.QueryEscape(second)[:43] + "%", []int{1}},
+		{url.QueryEscape(second) + second, nil},
+		{base64.RawStdEncoding.EncodeToString([]byte("u:" + first))[:22] + "-", []int{0}},
+		{third, nil},
+		{third[:len(third)-10] + "?", nil},
+		{third[:len(third)-9] + "?", []int{2}},
+		{fourth[:len(fourth)-41] + "another", nil},
+		{fourth[:len(fourth)-40] + "?", []int{3}},
 	} {
 		for _, size := range []int{1, 2, 7, len(tt.text) + 1} {
 			var got []int
 			r := s.Reader(&chunks{text: tt.text, cuts: every(size, len(tt.text))})
-			r.missed = s.misses(Tell{Half: func(pair int) error { got = append(got, pair); return nil }})
+			r.missed = s.misses(Tell{Near: func(pair int) error { got = append(got, pair); return nil }})
 			if _, err := io.ReadAll(r); err != nil || !slices.Equal(got, tt.want) {
 				t.Errorf("%q by %d: %v, %v; want %v", tt.text, size, got, err, tt.want)
 			}
@@ -547,7 +556,7 @@ func TestScrubHalves(t *testing.T) {
 		src, in := io.Pipe()
 		res.Body = duplex{src, in}
 		n := 0
-		if err := s.Response(res, Tell{Half: func(int) error {
+		if err := s.Response(res, Tell{Near: func(int) error {
 			if n++; n == 3 {
 				return enough
 			}
@@ -557,8 +566,8 @@ func TestScrubHalves(t *testing.T) {
 		}
 		// The guess of a letter: what is held back is a right one.
 		go func() {
-			for _, c := range "abcdefghij" {
-				if _, err := io.WriteString(in, first[:10]+string(c)+"."); err != nil {
+			for _, c := range "xyzXYZ-,;" {
+				if _, err := io.WriteString(in, first[:12]+string(c)+"."); err != nil {
 					return
 				}
 			}
@@ -566,7 +575,7 @@ func TestScrubHalves(t *testing.T) {
 		}()
 		got, err := io.ReadAll(res.Body)
 		src.Close()
-		if want := first[:10] + "a." + first[:10] + "b."; !errors.Is(err, enough) || string(got) != want || n != 3 {
+		if want := first[:12] + "x." + first[:12] + "y."; !errors.Is(err, enough) || string(got) != want || n != 3 {
 			t.Errorf("%d: %q, %v, told of %d", status, got, err, n)
 		}
 	}
@@ -613,7 +622,7 @@ func BenchmarkScrub(b *testing.B) {
 				buf := make([]byte, 32<<10)
 				for b.Loop() {
 					rd := s.Reader(bytes.NewReader(bodies[name]))
-					rd.missed = func(int) error { return nil }
+					rd.missed = func(int, int) error { return nil }
 					for {
 						if _, err := rd.Read(buf); err != nil {
 							break
