@@ -148,7 +148,7 @@ func describe(err error) string {
 }
 
 // missing is how the server names what there is not.
-var missing = regexp.MustCompile(`(?:^|: )([a-z]+) "[^"]*": not found$`)
+var missing = regexp.MustCompile(`(?:^|: )(?:there is no )?([a-z]+) "[^"]*": not found$`)
 
 var lists = map[string]string{
 	"sandbox": "warren ls", "workspace": "warren workspace ls", "snapshot": "warren snapshot ls", "template": "warren template ls", "secret": "warren secret ls",

@@ -774,3 +774,75 @@ func TestPeerServed(t *testing.T) {
 		t.Error("the daemon has gone, and it answers")
 	}
 }
+
+// TestPeersSilent has a sandbox go silent at the very moment when its connection to another is taken: the other does not wait longer than the two are
+// together.
+func TestPeersSilent(t *testing.T) {
+	for name, part := range map[string]func(*lab){
+		"it leaves":     func(l *lab) { l.peers("k", "shop", "db=sb") },
+		"it is deleted": func(l *lab) { l.g.Detach("sa") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			a, b := l.sandbox("sa", "extends: locked"), l.sandbox("sb", "extends: locked")
+			ended := make(chan error, 1)
+			b.serve(9000, func(c net.Conn) {
+				_, err := io.Copy(io.Discard, c)
+				ended <- err
+			})
+			l.peers("k", "shop", "web=sa", "db=sb")
+			at, err := a.lookup("db.shop.internal")
+			if err != nil {
+				t.Fatal(err)
+			}
+			opened := make(chan bool, 1)
+			evidence := l.g.opts.Evidence
+			l.g.opts.Evidence = func(e Entry) error {
+				if e.Sandbox == "sb" && e.Action == "flow.open" {
+					a.stack.RemoveNIC(nic)
+					opened <- true
+				}
+				return evidence(e)
+			}
+			go a.dial(t.Context(), netip.AddrPortFrom(at, 9000))
+			<-opened
+			part(l)
+			select {
+			case <-ended:
+			case <-time.After(20 * time.Second):
+				t.Error("the other's connection goes on")
+			}
+			c, err := l.g.card("sb")
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the other's place is free", func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return c.inward == 0 && len(c.from) == 0
+			})
+		})
+	}
+}
+
+// TestPeersShare has one member take as many connections to another as it can get: a third still gets in.
+func TestPeersShare(t *testing.T) {
+	l := newLab(t)
+	a, b, other := l.sandbox("sa", "extends: locked"), l.sandbox("sb", "extends: locked"), l.sandbox("sc", "extends: locked")
+	b.serve(9000, echo)
+	l.peers("k", "shop", "web=sa", "db=sb", "more=sc")
+	for range maxFromOne {
+		c, err := a.dialName(t.Context(), "tcp", "db.shop.internal:9000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	if c, err := a.dialName(t.Context(), "tcp", "db.shop.internal:9000"); err == nil {
+		c.Close()
+		t.Error("one member has more connections than its share")
+	}
+	if _, err := other.say("db.shop.internal", 9000, "x"); err != nil {
+		t.Errorf("another member is kept out: %v", err)
+	}
+}

@@ -4,6 +4,7 @@ package dockertest
 
 import (
 	"archive/tar"
+	"crypto/sha256"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -25,6 +26,9 @@ import (
 // ImageName is the image of [Image] in its store.
 const ImageName = "dockertest-small"
 
+// smallVersion is raised when [writeSmall] writes something else.
+const smallVersion = 1
+
 // Image returns a small root with a shell, the usual tools, git and curl in it, made once for all tests of a checkout.
 func Image(t testing.TB) driver.Root {
 	t.Helper()
@@ -36,7 +40,14 @@ func Image(t testing.TB) driver.Root {
 func ImageStore(t testing.TB) (driver.Root, string) {
 	t.Helper()
 	testenv.NeedsTool(t, "dpkg", "git", "curl", "ps")
+	// Of other packages, or other versions of them, another image is made.
+	versions, err := exec.Command("dpkg-query", append([]string{"-W"}, smallPackages...)...).Output()
+	if len(versions) == 0 {
+		t.Fatalf("dpkg-query: %v", err)
+	}
+	sum := sha256.Sum256(fmt.Appendf(versions, "%d", smallVersion))
 	dir := filepath.Join(testenv.Repo(t), ".cache", "images")
+	small := filepath.Join(dir, fmt.Sprintf("small-%x", sum[:6]))
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +59,7 @@ func ImageStore(t testing.TB) (driver.Root, string) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	store, err := image.Open(image.Options{Dir: filepath.Join(dir, "small"), IDBase: driver.DiskIDBase})
+	store, err := image.Open(image.Options{Dir: small, IDBase: driver.DiskIDBase})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +72,7 @@ func ImageStore(t testing.TB) (driver.Root, string) {
 			t.Fatal(err)
 		}
 	}
-	return im.Root, filepath.Join(dir, "small")
+	return im.Root, small
 }
 
 // smallPackages are those whose files the image is made of. Every engine of a test loads it anew, so a whole Debian would take
