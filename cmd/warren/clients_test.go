@@ -86,6 +86,8 @@ func newLabWorld(t *testing.T) *labWorld {
 		t.Helper()
 		cmd := exec.Command(name, args...)
 		cmd.Dir = dir
+		// Not as whoever runs the tests has it, with keys to sign by and hooks.
+		cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
 		}

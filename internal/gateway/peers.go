@@ -62,6 +62,8 @@ type peering struct {
 // waking is a sandbox that somebody was asked to start.
 type waking struct {
 	done chan struct{}
+	// asked is when; an answer that has not come by wakeTime later is not waited for by the next.
+	asked time.Time
 	// err, set before done is closed, is why it cannot be; until is how long that is not asked again.
 	err   error
 	until time.Time
@@ -468,12 +470,12 @@ func (g *Gateway) awake(ctx context.Context, id string) (*card, error) {
 	p := &g.peers
 	p.mu.Lock()
 	w := p.waking[id]
-	if w != nil && !w.until.IsZero() && time.Now().After(w.until) {
+	if now := time.Now(); w != nil && (!w.until.IsZero() && now.After(w.until) || w.until.IsZero() && now.After(w.asked.Add(wakeTime))) {
 		w = nil
 	}
 	fresh := w == nil
 	if fresh {
-		w = &waking{done: make(chan struct{})}
+		w = &waking{done: make(chan struct{}), asked: time.Now()}
 		p.waking[id] = w
 	}
 	ask := p.ask
@@ -491,7 +493,14 @@ func (g *Gateway) awake(ctx context.Context, id string) (*card, error) {
 	}
 	c, err := g.card(id)
 	if err != nil {
-		return nil, errors.New("the other sandbox has no network card")
+		// It runs all the same. The next does not ask again at once.
+		err = errors.New("the other sandbox has no network card")
+		p.mu.Lock()
+		if p.waking[id] == nil {
+			p.waking[id] = &waking{done: w.done, err: err, until: time.Now().Add(askAgain)}
+		}
+		p.mu.Unlock()
+		return nil, err
 	}
 	return c, nil
 }

@@ -162,7 +162,7 @@ func valueCipher(master, salt []byte) (cipher.AEAD, error) {
 // cache holds data keys that a KMS opened, so that it is asked once for each.
 type cache struct {
 	// sealing is held while a data key to seal with is made, open joins those who wait for one to be opened.
-	sealing sync.Mutex
+	sealing chan struct{}
 	open    singleflight.Group
 
 	mu   sync.Mutex

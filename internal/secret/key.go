@@ -242,7 +242,7 @@ func (k KMS) Key() (*Key, error) {
 	if err := k.check(); err != nil {
 		return nil, err
 	}
-	return &Key{id: "kms." + k.ID, kms: &k, cache: cache{keys: map[string][]byte{}}}, nil
+	return &Key{id: "kms." + k.ID, kms: &k, cache: cache{keys: map[string][]byte{}, sealing: make(chan struct{}, 1)}}, nil
 }
 
 // check looks at the program before each run: whoever can write it gets the keys.
@@ -304,8 +304,12 @@ func (k *Key) toSeal(ctx context.Context) (master, wrapped []byte, err error) {
 	if k.kms == nil {
 		return k.master, nil, nil
 	}
-	k.cache.sealing.Lock()
-	defer k.cache.sealing.Unlock()
+	select {
+	case k.cache.sealing <- struct{}{}:
+		defer func() { <-k.cache.sealing }()
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
 	k.cache.mu.Lock()
 	master, wrapped = k.cache.keys[string(k.cache.own)], k.cache.own
 	k.cache.mu.Unlock()
