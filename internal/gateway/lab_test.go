@@ -56,6 +56,7 @@ type lab struct {
 	dialled []string          // addresses that it went to
 	entries []Entry
 	fail    error // of evidence
+	onEntry func(Entry)
 	own     []netip.Addr
 }
 
@@ -85,6 +86,9 @@ func (l *lab) evidence(e Entry) error {
 		return l.fail
 	}
 	l.entries = append(l.entries, e)
+	if l.onEntry != nil {
+		l.onEntry(e)
+	}
 	return nil
 }
 

@@ -796,14 +796,14 @@ func TestPeersSilent(t *testing.T) {
 				t.Fatal(err)
 			}
 			opened := make(chan bool, 1)
-			evidence := l.g.opts.Evidence
-			l.g.opts.Evidence = func(e Entry) error {
+			l.mu.Lock()
+			l.onEntry = func(e Entry) {
 				if e.Sandbox == "sb" && e.Action == "flow.open" {
 					a.stack.RemoveNIC(nic)
 					opened <- true
 				}
-				return evidence(e)
 			}
+			l.mu.Unlock()
 			go a.dial(t.Context(), netip.AddrPortFrom(at, 9000))
 			<-opened
 			part(l)
