@@ -81,13 +81,15 @@ func newLab(t testing.TB) *lab {
 
 func (l *lab) evidence(e Entry) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.fail != nil {
+		defer l.mu.Unlock()
 		return l.fail
 	}
 	l.entries = append(l.entries, e)
-	if l.onEntry != nil {
-		l.onEntry(e)
+	hook := l.onEntry
+	l.mu.Unlock()
+	if hook != nil {
+		hook(e) // it may wait for what is recorded itself
 	}
 	return nil
 }
