@@ -145,16 +145,7 @@ func usageOf(t *testing.T, pid int) (u usage) {
 // TestCycles creates and deletes sandboxes, two at a time, and looks for what adds up: after a tenth of the cycles neither the
 // daemon nor the keeper grows any more. WARREN_CYCLES says how many; there are 1,000 with WARREN_SOAK.
 func TestCycles(t *testing.T) {
-	cycles := 40
-	if testenv.Soak() {
-		cycles = 1000
-	}
-	if s := os.Getenv("WARREN_CYCLES"); s != "" {
-		var err error
-		if cycles, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	cycles := testenv.Count(t, "WARREN_CYCLES", 40, 1000)
 	h := newHome(t)
 	h.env = []string{"WARREN_POOL=2"}
 	h.warren("ls")

@@ -18,7 +18,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -598,16 +597,7 @@ func TestAuthorityKey(t *testing.T) {
 // TestFirstPacket starts sandboxes whose first command sends packets before anything else (B30): none arrives, and what is allowed works at once.
 // WARREN_STARTS says how many times; there are 1,000 with WARREN_SOAK.
 func TestFirstPacket(t *testing.T) {
-	starts := 25
-	if testenv.Soak() {
-		starts = 1000
-	}
-	if s := os.Getenv("WARREN_STARTS"); s != "" {
-		var err error
-		if starts, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	starts := testenv.Count(t, "WARREN_STARTS", 25, 1000)
 	n := newInternet(t)
 	dir := attackProgram(t, n)
 	// The twin first: without a gateway all of it arrives.

@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -43,16 +41,7 @@ func onDisk(t *testing.T, dir string) (bytes int64) {
 // new keeper find them, and a command resumes each with what it had in memory. WARREN_PAUSED says how many; there are 200 with
 // WARREN_SOAK.
 func TestPausedFleet(t *testing.T) {
-	n := 4
-	if testenv.Soak() {
-		n = 200
-	}
-	if s := os.Getenv("WARREN_PAUSED"); s != "" {
-		var err error
-		if n, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	n := testenv.Count(t, "WARREN_PAUSED", 4, 200)
 	h := newHome(t)
 	h.warren("ls")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute+time.Duration(n)*5*time.Second)

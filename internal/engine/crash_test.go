@@ -819,16 +819,7 @@ const killLanes = 4
 // TestRandomKills ends the child at random times, again and again on the same data. WARREN_KILLS says how often,
 // WARREN_SEED with which seed.
 func TestRandomKills(t *testing.T) {
-	kills := 200
-	if testenv.Soak() {
-		kills = 3000
-	}
-	if s := os.Getenv("WARREN_KILLS"); s != "" {
-		var err error
-		if kills, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	kills := testenv.Count(t, "WARREN_KILLS", 200, 3000)
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("WARREN_SEED"); s != "" {
 		var err error

@@ -561,13 +561,11 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 		return false
 	}
 	// The datagram waits in the endpoint, which has to be there before this returns.
-	var wq waiter.Queue
-	ep, terr := r.CreateEndpoint(&wq)
-	if terr != nil {
+	near, ok := hear(r)
+	if !ok {
 		c.done(f)
 		return false
 	}
-	near := gonet.NewUDPConn(&wq, ep)
 	go func() {
 		defer c.done(f)
 		defer near.Close()
@@ -594,6 +592,16 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 		c.exchange(f, near, far)
 	}()
 	return true
+}
+
+// hear is accept for datagrams.
+func hear(r *udp.ForwarderRequest) (*gonet.UDPConn, bool) {
+	var wq waiter.Queue
+	ep, err := r.CreateEndpoint(&wq)
+	if err != nil {
+		return nil, false
+	}
+	return gonet.NewUDPConn(&wq, ep), true
 }
 
 // exchange carries datagrams both ways until nothing has come for a while.

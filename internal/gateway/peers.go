@@ -425,13 +425,11 @@ func (c *card) peerUDP(r *udp.ForwarderRequest, n Peers, h policy.Host) bool {
 	if !ok {
 		return false
 	}
-	var wq waiter.Queue
-	ep, terr := r.CreateEndpoint(&wq)
-	if terr != nil {
+	near, ok := hear(r)
+	if !ok {
 		c.done(f)
 		return false
 	}
-	near := gonet.NewUDPConn(&wq, ep)
 	go func() {
 		defer c.done(f)
 		defer near.Close()

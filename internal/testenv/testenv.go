@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -132,6 +133,22 @@ func NeedsLong(t testing.TB, variable string) {
 // Soak says whether tests run in their long form, which WARREN_SOAK asks for: with all the points, sizes and waits of which the
 // short form has a few.
 func Soak() bool { return os.Getenv("WARREN_SOAK") != "" }
+
+// Count returns how often a test does what it repeats: short, or long when [Soak] says so, or what the environment variable says.
+func Count(t testing.TB, variable string, short, long int) int {
+	t.Helper()
+	if s := os.Getenv(variable); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatalf("%s: %v", variable, err)
+		}
+		return n
+	}
+	if Soak() {
+		return long
+	}
+	return short
+}
 
 // Repo returns the root of this checkout.
 func Repo(t testing.TB) string {
