@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/warren-sandbox/warren/internal/framing"
 	"github.com/warren-sandbox/warren/internal/policy"
 	"github.com/warren-sandbox/warren/internal/secret"
 )
@@ -130,10 +131,17 @@ func (c *flowConn) Close() error {
 // CloseWrite ends the sending half.
 func (c *flowConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-type flowKey struct{}
+type (
+	flowKey    struct{}
+	framingKey struct{}
+)
 
 // withFlow gives the requests of a connection its flow.
 func withFlow(ctx context.Context, c net.Conn) context.Context {
+	if f := framing.Of(c); f != nil {
+		ctx = context.WithValue(ctx, framingKey{}, f)
+		c = f.Conn
+	}
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
@@ -143,7 +151,7 @@ func withFlow(ctx context.Context, c net.Conn) context.Context {
 // serve speaks plain HTTP on a connection until it ends.
 func (i *inspector) serve(f *flow, c net.Conn) {
 	fc := &flowConn{Conn: c, f: f, ended: make(chan struct{})}
-	i.run(fc, fc)
+	i.run(fc, framing.New(fc))
 }
 
 // serveTLS speaks HTTP on a TLS connection, for which it has a certificate of its own.
@@ -159,13 +167,23 @@ func (i *inspector) serveTLS(f *flow, c net.Conn) {
 		return
 	}
 	fc := &flowConn{Conn: c, f: f, ended: make(chan struct{})}
-	i.run(fc, tls.Server(fc, &tls.Config{
+	secure := tls.Server(fc, &tls.Config{
 		Certificates: []tls.Certificate{*leaf},
 		MinVersion:   tls.VersionTLS12,
 		NextProtos:   []string{"h2", "http/1.1"},
 		// The tickets of a sandbox shall not open another's session.
 		SessionTicketsDisabled: true,
-	}))
+	})
+	ctx, cancel := context.WithTimeout(f.life, headTime)
+	ready, err := framing.Handshake(ctx, secure)
+	cancel()
+	if err != nil {
+		i.g.log.Debug("the handshake of an inspected connection", "sandbox", f.card.id, "error", err)
+		fc.Close()
+		i.ended(f)
+		return
+	}
+	i.run(fc, ready)
 }
 
 func (i *inspector) run(fc *flowConn, c net.Conn) {
@@ -181,7 +199,11 @@ func (i *inspector) run(fc *flowConn, c net.Conn) {
 	case <-fc.f.life.Done():
 		fc.Close()
 	}
-	f := fc.f
+	i.ended(fc.f)
+}
+
+// ended records the end of an inspected connection.
+func (i *inspector) ended(f *flow) {
 	e := f.entry("flow.close")
 	e.Up, e.Down, e.Duration = f.up.Load(), f.down.Load(), time.Since(f.started)
 	if err := context.Cause(f.life); err != nil {
@@ -201,6 +223,12 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, v.Reason, status
 		c.refuse(e)
 		say(w, status, fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path, v.Reason))
+	}
+	said, _ := r.Context().Value(framingKey{}).(*framing.Conn)
+	if err := checkFraming(r, said); err != nil {
+		w.Header().Set("Connection", "close")
+		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
+		return
 	}
 	if status, err := checkRequest(r, conn.to); err != nil {
 		refuse(status, policy.Verdict{Reason: err.Error()})
@@ -283,6 +311,27 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		c.record(e)
 	}()
 	i.proxy.ServeHTTP(sw, out)
+}
+
+// checkFraming refuses a request of which two programs might see different ends. Over HTTP/2 frames say where a request ends, but its length goes on to
+// servers that have none.
+func checkFraming(r *http.Request, said *framing.Conn) error {
+	if r.ProtoMajor != 1 {
+		lengths := r.Header["Content-Length"]
+		if len(lengths) > 1 {
+			return errors.New("the framing of the request: it has several Content-Lengths; send one")
+		}
+		if len(lengths) == 1 {
+			if _, err := framing.CheckLength(lengths[0]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if said == nil {
+		return errors.New("a request of HTTP/1 on a connection that is not of HTTP/1")
+	}
+	return said.Check(r.Method, r.RequestURI)
 }
 
 // checkRequest refuses what is no plain request to the host of its connection. Each of these has been a way to make two programs
@@ -464,6 +513,9 @@ func answered(r *http.Response) error {
 	}
 	f := r.Request.Context().Value(flowKey{}).(*flow)
 	if rw, ok := r.Body.(io.ReadWriteCloser); ok && r.StatusCode == http.StatusSwitchingProtocols {
+		if said, ok := r.Request.Context().Value(framingKey{}).(*framing.Conn); ok {
+			said.Opaque()
+		}
 		r.Body = &countedSocket{rw, f}
 		return nil
 	}
@@ -512,7 +564,13 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var d *deniedError
 	var s *secretError
 	var t net.Error
+	fault, faulty := framing.IsFault(err)
 	switch {
+	case faulty:
+		// It came after the head, which is with the server already; its connection is closed.
+		status, text = http.StatusBadRequest, fault.Error()
+		f.refused.Store(&text)
+		w.Header().Set("Connection", "close")
 	case errors.As(err, &d):
 		status, text = http.StatusForbidden, d.Error()
 	case errors.Is(err, secret.ErrMisplaced):

@@ -22,6 +22,8 @@ type problem struct {
 var (
 	badRequest = &problem{status: http.StatusBadRequest, name: "bad-request", title: "This is not a request for a preview",
 		text: "Its method, its path or its host is not one that a browser would send here.", hint: "Open the URL that `warren preview ID PORT` prints."}
+	badFraming = &problem{status: http.StatusBadRequest, name: "bad-framing", title: "This request could be two",
+		text: "Where it ends is said twice, or in a way that programs read differently.", hint: "Send one Content-Length, or `Transfer-Encoding: chunked`, and lines that end with CRLF."}
 	badHost = &problem{status: http.StatusMisdirectedRequest, name: "bad-host", title: "No preview has this name",
 		text: "This server answers for previews only, under their own names.", hint: "Open the URL that `warren preview ID PORT` prints."}
 	badName = &problem{status: http.StatusNotFound, name: "bad-name", title: "No preview has this name",

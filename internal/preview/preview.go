@@ -25,6 +25,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/engine"
+	"github.com/warren-sandbox/warren/internal/framing"
 )
 
 // Engine is what a server of previews needs of *engine.Engine.
@@ -90,6 +91,8 @@ type pool struct {
 }
 
 const (
+	// headTime is how long a handshake may take, and how long the head of a request.
+	headTime = 10 * time.Second
 	connIdle = 30 * time.Second
 	poolIdle = time.Minute
 )
@@ -129,13 +132,16 @@ func New(o Options) (*Server, error) {
 		Handler: s,
 		// OPTIONS * is for no preview, like all that names none.
 		DisableGeneralOptionsHandler: true,
-		ReadHeaderTimeout:            10 * time.Second,
+		ReadHeaderTimeout:            headTime,
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               64 << 10,
 		// No read or write timeouts: what a page uploads, and what it is sent as it happens, take what they take.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, SendPingTimeout: 30 * time.Second, PingTimeout: 30 * time.Second},
 		ErrorLog:    log.New(quiet{s.log}, "", 0),
 		BaseContext: func(net.Listener) context.Context { return s.base },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, framingKey{}, framing.Of(c))
+		},
 	}
 	s.ticker.Go(s.tick)
 	return s, nil
@@ -165,7 +171,7 @@ func (s *Server) tick() {
 
 // Serve answers on a listener until [Server.Shutdown].
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(l)
+	err := s.http.Serve(framing.Listen(l, headTime))
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -196,6 +202,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// Neither paths nor queries, in which secrets of what runs in the sandbox travel.
 		s.log.Debug("preview", "sandbox", t.id, "port", t.port, "status", rec.status, "took", time.Since(began))
 	}()
+	if !framed(r) {
+		rec.Header().Set("Connection", "close")
+		bad = badFraming
+	}
 	if bad != nil {
 		s.refuse(rec, r, bad, t)
 		return
@@ -221,6 +231,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 	}
 	s.carry(rec, r.WithContext(ctx), t, g)
+}
+
+type framingKey struct{}
+
+// framed says whether nobody can see another end of a request than net/http does.
+func framed(r *http.Request) bool {
+	if r.ProtoMajor != 1 {
+		return len(r.Header["Content-Length"]) <= 1
+	}
+	said, _ := r.Context().Value(framingKey{}).(*framing.Conn)
+	return said != nil && said.Check(r.Method, r.RequestURI) == nil
 }
 
 // navigates says whether a request is that of a browser for a page, which the person sees in the end.
@@ -391,6 +412,9 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 			p.Out.Trailer = nil // headers that no list has seen
 		},
 		ModifyResponse: func(res *http.Response) error {
+			if said, _ := r.Context().Value(framingKey{}).(*framing.Conn); said != nil && res.StatusCode == http.StatusSwitchingProtocols {
+				said.Opaque()
+			}
 			s.responseHeader(res.Header, t, keep)
 			return nil
 		},
@@ -410,7 +434,10 @@ func (e *dialError) Unwrap() error { return e.error }
 func (s *Server) explain(r *http.Request, err error) *problem {
 	s.log.Debug("preview", "error", err)
 	var dial *dialError
+	_, faulty := framing.IsFault(err)
 	switch {
+	case faulty:
+		return badFraming
 	case errors.Is(err, errWaiting):
 		return waiting
 	case r.Context().Err() != nil:

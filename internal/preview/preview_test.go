@@ -349,7 +349,15 @@ func TestHosts(t *testing.T) {
 		"CONNECT " + good + ":80 HTTP/1.1\r\nHost: " + good + ":80\r\n\r\n":                 400,
 		"TRACE / HTTP/1.1\r\nHost: " + good + "\r\n\r\n":                                    400,
 		"GET / HTTP/1.1\r\n\r\n": 400,
-		"GET / HTTP/1.1\r\nHost: " + good + "\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n\r\n": 431,
+		"POST / HTTP/1.1\r\nHost: " + good + "\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n":      400,
+		"POST / HTTP/1.1\r\nHost: " + good + "\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n":      400,
+		"POST / HTTP/1.1\r\nHost: " + good + "\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx":                       400,
+		"POST / HTTP/1.1\r\nHost: " + good + "\r\nContent-Length: +1\r\n\r\nx":                                           400,
+		"POST / HTTP/1.1\r\nHost: " + good + "\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n":                     501,
+		"POST / HTTP/1.0\r\nHost: " + good + "\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 400,
+		"GET / HTTP/1.1\nHost: " + good + "\n\n":                                                                         400,
+		"GET / HTTP/1.1\r\nHost: " + good + "\r\nX: a\r\n b\r\n\r\n":                                                     400,
+		"GET / HTTP/1.1\r\nHost: " + good + "\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n\r\n":                         431,
 	} {
 		if status, body := r.raw(text); status != want {
 			t.Errorf("%.100q: %d, want %d: %s", text, status, want, body)

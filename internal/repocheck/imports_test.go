@@ -76,7 +76,7 @@ var rules = []rule{
 		why: "the server decodes, asks the engine and encodes; no layer is passed by",
 	},
 	{
-		of: []string{"./internal/preview"}, only: []string{".", "./internal/engine"},
+		of: []string{"./internal/preview"}, only: []string{".", "./internal/engine", "./internal/framing"},
 		why: "it stands between everybody and sandboxes: it knows the engine, and nothing of records, files or how it is configured",
 	},
 	{of: []string{"./internal/audit"}, only: []string{"golang.org/x/sys/..."}, why: "evidence stands on nothing of ours, so that nothing of ours can bend it"},

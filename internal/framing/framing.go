@@ -1,0 +1,382 @@
+// Package framing looks at how HTTP/1 requests follow each other on a connection, before net/http does.
+//
+// Where a request ends is the one thing that two programs must not understand differently: what one takes for a body, the other may take for a
+// request. net/http settles the doubtful cases, as RFC 9112 lets it, and says nothing of them afterwards. Here they are findings: a request is
+// framed in one of three plain ways (nothing, one length, chunks), each line ends in one way, and whoever handles a request can ask
+// whether the one that net/http has understood is the one that was said.
+package framing
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// Error says in which way requests on a connection are framed so that two programs might disagree.
+type Error struct{ What string }
+
+// Error implements error.
+func (e *Error) Error() string { return "the framing of the request: " + e.What }
+
+func faulty(format string, args ...any) *Error { return &Error{fmt.Sprintf(format, args...)} }
+
+const (
+	// maxLine bounds what is kept of a line: the whole of a request's first, and of a header as much as a length or an encoding may need.
+	maxLine = 512 << 10
+	// maxHeaders is how many lines a header may have. Each costs its reader several times its size.
+	maxHeaders = 1000
+	// maxChunkLine bounds the line before a chunk.
+	maxChunkLine = 256
+	// maxTrailer bounds what follows the last chunk.
+	maxTrailer = 64 << 10
+)
+
+// Conn is a connection on which requests come. It hands on what it reads unchanged, up to the end of the head that has a fault.
+type Conn struct {
+	net.Conn
+	opaque atomic.Bool
+
+	mu    sync.Mutex
+	s     scanner
+	heads []head
+	// fault ends what is read, once what is before it has been.
+	fault error
+}
+
+// head is a request's, as far as it matters.
+type head struct {
+	method, target string
+	fault          *Error
+}
+
+// New returns a connection that looks at what comes over c.
+func New(c net.Conn) *Conn { return &Conn{Conn: c} }
+
+// Read implements [net.Conn].
+func (c *Conn) Read(b []byte) (int, error) {
+	if c.opaque.Load() {
+		return c.Conn.Read(b)
+	}
+	c.mu.Lock()
+	fault := c.fault
+	c.mu.Unlock()
+	if fault != nil {
+		return 0, fault
+	}
+	n, err := c.Conn.Read(b)
+	if c.opaque.Load() {
+		return n, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m, fault := c.s.scan(b[:n], func(h head) { c.heads = append(c.heads, h) })
+	if fault != nil {
+		c.fault = fault
+		if m == 0 {
+			return 0, fault
+		}
+		return m, nil
+	}
+	return n, err
+}
+
+// Opaque says that what comes from now on is no HTTP any more.
+func (c *Conn) Opaque() { c.opaque.Store(true) }
+
+// Check says whether the next request that came is one of this method and this target, and is framed as it should be. It is called once for each
+// request, in their order; an error means that nothing of the request may go on, nor anything that follows it.
+func (c *Conn) Check(method, target string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.heads) == 0 {
+		return faulty("there is one more than came")
+	}
+	h := c.heads[0]
+	c.heads = c.heads[1:]
+	switch {
+	case h.fault != nil:
+		return h.fault
+	case h.method != method || h.target != target:
+		return faulty("it begins with %.40q, and was understood as %.40q", h.method+" "+h.target, method+" "+target)
+	}
+	return nil
+}
+
+// CloseWrite ends the sending half.
+func (c *Conn) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return c.Conn.Close()
+}
+
+// state is what a scanner expects next.
+type state int
+
+const (
+	between    state = iota // the first line of a request
+	header                  // a line of its header
+	body                    // bytes of a body with a length, or of a chunk
+	chunkEnd                // the end of the line behind a chunk
+	chunkLine               // the line before one
+	trailer                 // a line behind the last
+	everything              // nothing more can be told
+)
+
+// scanner follows requests through a stream.
+type scanner struct {
+	state state
+	line  []byte // so far
+	long  int    // of the line, in all
+	last  byte   // of what came of it before
+	cr    bool   // before the end of it
+	left  int64  // of body
+	chunk bool   // body is a chunk's
+	empty int    // lines before a request
+	tail  int    // bytes of the trailer
+
+	head              head
+	old               bool // HTTP/1.0
+	lines             int
+	lengths, encoding []string
+}
+
+// scan looks at the next bytes. It returns how many may be handed on, and why no more.
+func (s *scanner) scan(b []byte, begun func(head)) (n int, fault error) {
+	for n < len(b) {
+		if s.state == everything {
+			return n, faulty("more follows what could not be told apart")
+		}
+		if s.state == body {
+			take := min(s.left, int64(len(b)-n))
+			s.left -= take
+			n += int(take)
+			if s.left == 0 {
+				s.state = between
+				if s.chunk {
+					s.state = chunkEnd
+				}
+			}
+			continue
+		}
+		rest := b[n:]
+		end := bytes.IndexByte(rest, '\n')
+		part := rest
+		if end >= 0 {
+			part = rest[:end+1]
+		}
+		s.long += len(part)
+		if room := s.room() - len(s.line); room > 0 {
+			s.line = append(s.line, part[:min(len(part), room)]...)
+		}
+		if end < 0 {
+			s.last = part[len(part)-1]
+			if s.state == chunkLine && s.long > maxChunkLine || s.state == chunkEnd && s.long > 2 || s.state == trailer && s.tail+s.long > maxTrailer {
+				return n, faulty("the line of a chunk does not end")
+			}
+			return len(b), nil
+		}
+		if len(part) > 1 {
+			s.last = part[len(part)-2]
+		}
+		s.cr = s.last == '\r'
+		h, err := s.next()
+		s.line, s.long, s.last = s.line[:0], 0, 0
+		if err != nil {
+			return n, err
+		}
+		n += len(part)
+		if h != nil {
+			begun(*h)
+		}
+	}
+	return n, nil
+}
+
+// room is how much of a line is kept.
+func (s *scanner) room() int {
+	if s.state == between {
+		return maxLine
+	}
+	return 1 << 10
+}
+
+// next takes the line that has come to its end. It returns the head that is complete with it.
+func (s *scanner) next() (*head, error) {
+	text := strings.TrimSuffix(strings.TrimSuffix(string(s.line), "\n"), "\r")
+	bare := !s.cr || strings.ContainsAny(text, "\r\x00") // net/http looks at the rest of a long line
+	switch s.state {
+	case between:
+		// Some clients end a body with an empty line that they do not count.
+		if text == "" && s.empty < 2 {
+			s.empty++
+			return nil, nil
+		}
+		*s = scanner{state: header, line: s.line, long: s.long, cr: s.cr}
+		s.first(text, bare)
+	case header:
+		if text != "" || s.long > len(s.line) {
+			s.field(text, bare)
+			return nil, nil
+		}
+		if bare {
+			s.wrong("a line ends without a carriage return")
+		}
+		h := s.head
+		s.judge()
+		h.fault = s.head.fault
+		if h.fault != nil {
+			s.state = everything
+		}
+		return &h, nil
+	case chunkEnd:
+		if text != "" || bare {
+			return nil, faulty("a chunk is followed by something else than the end of its line")
+		}
+		s.state = chunkLine
+	case chunkLine:
+		n, err := chunkLength(text)
+		if bare || s.long > maxChunkLine {
+			err = faulty("the line of a chunk is %.40q", s.line)
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.state, s.left, s.chunk = body, n, true
+		if n == 0 {
+			s.state, s.tail = trailer, 0
+		}
+	case trailer:
+		if s.tail += s.long; bare || s.tail > maxTrailer {
+			return nil, faulty("what follows the last chunk is %.40q", s.line)
+		}
+		if text == "" {
+			s.state, s.empty = between, 0
+		}
+	}
+	return nil, nil
+}
+
+// wrong notes the first fault of a head.
+func (s *scanner) wrong(format string, args ...any) {
+	if s.head.fault == nil {
+		s.head.fault = faulty(format, args...)
+	}
+}
+
+// first takes the line that a request begins with.
+func (s *scanner) first(text string, bare bool) {
+	method, rest, _ := strings.Cut(text, " ")
+	target, version, ok := strings.Cut(rest, " ")
+	s.head = head{method: method, target: target}
+	switch {
+	case bare:
+		s.wrong("a line ends without a carriage return, or has one inside")
+	case !ok || method == "" || target == "" || strings.ContainsAny(version, " \t"):
+		s.wrong("its first line is not a method, a target and a version")
+	case version == "HTTP/1.0":
+		s.old = true
+	case version != "HTTP/1.1":
+		s.wrong("its version is %.20q", version)
+	}
+}
+
+// field takes a line of a header.
+func (s *scanner) field(text string, bare bool) {
+	if s.lines++; s.lines == maxHeaders+1 {
+		s.wrong("its header has more than %d lines", maxHeaders)
+	}
+	name, value, ok := strings.Cut(text, ":")
+	value = strings.Trim(value, " \t")
+	switch {
+	case bare:
+		s.wrong("a line ends without a carriage return, or has one or a null inside")
+	case strings.HasPrefix(text, " ") || strings.HasPrefix(text, "\t"):
+		s.wrong("a line of its header goes on on the next one")
+	case !ok || name == "" || strings.ContainsFunc(name, notToken):
+		s.wrong("a line of its header begins with %.40q, which is no name", name)
+	case strings.EqualFold(name, "Content-Length"):
+		if len(s.lengths) < 2 {
+			s.lengths = append(s.lengths, value)
+		}
+	case strings.EqualFold(name, "Transfer-Encoding"):
+		if len(s.encoding) < 2 {
+			s.encoding = append(s.encoding, value)
+		}
+	}
+}
+
+// notToken refuses what no name of a header has.
+func notToken(r rune) bool {
+	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
+}
+
+// judge decides how the body of a request is framed.
+func (s *scanner) judge() {
+	s.empty = 0
+	switch {
+	case len(s.lengths) > 0 && len(s.encoding) > 0:
+		s.wrong("it has both a Content-Length and a Transfer-Encoding; send one of them")
+	case len(s.lengths) > 1:
+		s.wrong("it has several Content-Lengths; send one")
+	case len(s.encoding) > 1:
+		s.wrong("it has several Transfer-Encodings; send one, which is chunked")
+	case len(s.encoding) == 1 && s.old:
+		s.wrong("a Transfer-Encoding in HTTP/1.0, which has none; send HTTP/1.1 or a Content-Length")
+	case len(s.encoding) == 1:
+		if !strings.EqualFold(s.encoding[0], "chunked") {
+			s.wrong("its Transfer-Encoding is %.40q; only chunked is understood alike by all", s.encoding[0])
+		}
+		s.state = chunkLine
+	case len(s.lengths) == 1:
+		n, err := CheckLength(s.lengths[0])
+		if err != nil {
+			s.wrong("%s", err.What)
+		}
+		s.state, s.left, s.chunk = body, n, false
+		if n == 0 {
+			s.state = between
+		}
+	default:
+		s.state = between
+	}
+}
+
+// CheckLength returns the number in a Content-Length, which is digits alone.
+func CheckLength(text string) (int64, *Error) {
+	if text == "" || len(text) > 18 || strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' }) {
+		return 0, faulty("its Content-Length is %.40q, which is no number of bytes", text)
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, faulty("its Content-Length is %.40q, which is no number of bytes", text)
+	}
+	return n, nil
+}
+
+// chunkLength returns the length that the line before a chunk gives.
+func chunkLength(text string) (int64, error) {
+	digits, more, extended := strings.Cut(text, ";")
+	if extended {
+		digits = strings.TrimRight(digits, " \t")
+	}
+	if digits == "" || len(digits) > 15 || strings.ContainsFunc(digits, notHex) || strings.ContainsFunc(more, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+		return 0, faulty("the length of a chunk is %.40q", text)
+	}
+	return strconv.ParseInt(digits, 16, 64)
+}
+
+func notHex(r rune) bool {
+	return !('0' <= r && r <= '9' || 'a' <= r && r <= 'f' || 'A' <= r && r <= 'F')
+}
+
+// IsFault says whether an error, of a body that was read, is that its framing has a fault, and returns that.
+func IsFault(err error) (*Error, bool) {
+	var e *Error
+	return e, errors.As(err, &e)
+}
