@@ -34,6 +34,8 @@ const (
 	headTime  = 30 * time.Second
 	// keepTime is how long a connection without a request is kept, on either side.
 	keepTime = 90 * time.Second
+	// answerTime bounds how long a server may take until it has sent the head of an answer. Models think for many minutes.
+	answerTime = 30 * time.Minute
 	// maxStreams is how many requests may be under way on one connection.
 	maxStreams = 128
 )
@@ -47,10 +49,12 @@ type inspector struct {
 	done   chan struct{}
 	once   sync.Once
 	proxy  *httputil.ReverseProxy
+	// answerTime is that constant.
+	answerTime time.Duration
 }
 
 func newInspector(g *Gateway) *inspector {
-	i := &inspector{g: g, conns: make(chan net.Conn), done: make(chan struct{})}
+	i := &inspector{g: g, conns: make(chan net.Conn), done: make(chan struct{}), answerTime: answerTime}
 	quiet := slog.NewLogLogger(g.log.Handler(), slog.LevelDebug)
 	i.server = &http.Server{
 		Handler:           http.HandlerFunc(i.handle),
@@ -275,7 +279,7 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	out := r.WithContext(context.WithValue(f.life, flowKey{}, f))
+	out := r.WithContext(httptrace.WithClientTrace(context.WithValue(f.life, flowKey{}, f), framing.LimitInformational()))
 	out.URL = &url.URL{Scheme: string(conn.to.Protocol), Host: hostPort(conn.to), Path: unescaped, RawPath: path, RawQuery: r.URL.RawQuery}
 	out.Host = canonicalHost(conn.to)
 	if p.PlatformCredentialsOnly() {
@@ -497,6 +501,7 @@ func (i *inspector) transport(c *card) *http.Transport {
 		ForceAttemptHTTP2:      true,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHeader,
+		ResponseHeaderTimeout:  i.answerTime,
 		// What waits for a sandbox that does not read waits here, for all sandboxes together.
 		HTTP2:                 &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10, MaxReceiveBufferPerConnection: 4 << 20},
 		MaxIdleConnsPerHost:   32,
@@ -508,7 +513,8 @@ func (i *inspector) transport(c *card) *http.Transport {
 // answered changes the head of what a server answers: it may not send the sandbox elsewhere beside the gateway.
 func answered(r *http.Response) error {
 	r.Header.Del("Alt-Svc")
-	if r.StatusCode == http.StatusSwitchingProtocols && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+	// The proxy would refuse it as well, and leave the connection open.
+	if r.StatusCode == http.StatusSwitchingProtocols && (!strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Request.Header.Get("Upgrade") == "") {
 		return errors.New("the server switched to a protocol that nobody asked for")
 	}
 	f := r.Request.Context().Value(flowKey{}).(*flow)
@@ -531,6 +537,11 @@ type countedAnswer struct {
 func (b *countedAnswer) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.f.down.Add(int64(n))
+	if errors.Is(err, secret.ErrOpaque) {
+		// Its head has gone out, so that the sandbox sees no more than that it ends.
+		why := err.Error()
+		b.f.refused.Store(&why)
+	}
 	return n, err
 }
 
@@ -586,7 +597,7 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, errNoName):
 		text = fmt.Sprintf("there is no host %s", f.to.Host)
 	case errors.As(err, &t) && t.Timeout():
-		status = http.StatusGatewayTimeout
+		status, text = http.StatusGatewayTimeout, "the server took too long to answer"
 	}
 	say(w, status, text)
 }

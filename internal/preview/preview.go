@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
 	"strconv"
@@ -54,6 +55,8 @@ type Options struct {
 	// PageWait is how long a page waits for its sandbox to be resumed before it is told so; 0 means 3 seconds. Wait is how long any
 	// request waits; 0 means a minute.
 	PageWait, Wait time.Duration
+	// Answer is how long a program in a sandbox may take until it has sent the head of an answer; 0 means half an hour, for what compiles first.
+	Answer time.Duration
 	// Recheck is how often requests under way are looked at again; 0 means 2 seconds.
 	Recheck time.Duration
 	// MaxRequests is how many requests one port of a sandbox may have under way, MaxTotal how many all have; 0 means 256 and 4096.
@@ -93,8 +96,10 @@ type pool struct {
 const (
 	// headTime is how long a handshake may take, and how long the head of a request.
 	headTime = 10 * time.Second
-	connIdle = 30 * time.Second
-	poolIdle = time.Minute
+	// maxAnswerHead bounds the head of an answer.
+	maxAnswerHead = 256 << 10
+	connIdle      = 30 * time.Second
+	poolIdle      = time.Minute
 )
 
 // New returns a server. Nothing listens until [Server.Serve].
@@ -112,6 +117,7 @@ func New(o Options) (*Server, error) {
 	}
 	def(&o.PageWait, 3*time.Second)
 	def(&o.Wait, time.Minute)
+	def(&o.Answer, 30*time.Minute)
 	def(&o.Recheck, 2*time.Second)
 	if o.MaxRequests == 0 {
 		o.MaxRequests = 256
@@ -380,7 +386,7 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 	ctx := engine.ComingBack(r.Context())
 	var transport http.RoundTripper
 	if lasts(r) {
-		one := &http.Transport{DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 256 << 10, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		one := &http.Transport{DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHead, ResponseHeaderTimeout: s.opts.Answer, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			c, err := s.opts.Engine.Dial(ctx, owner(g), string(t.id), t.port)
 			if err != nil {
 				return nil, &dialError{err}
@@ -412,8 +418,13 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 			p.Out.Trailer = nil // headers that no list has seen
 		},
 		ModifyResponse: func(res *http.Response) error {
-			if said, _ := r.Context().Value(framingKey{}).(*framing.Conn); said != nil && res.StatusCode == http.StatusSwitchingProtocols {
-				said.Opaque()
+			if res.StatusCode == http.StatusSwitchingProtocols {
+				if !strings.EqualFold(res.Header.Get("Upgrade"), res.Request.Header.Get("Upgrade")) || res.Header.Get("Upgrade") == "" {
+					return errSwitched // the proxy would refuse it as well, and leave the connection open
+				}
+				if said, _ := r.Context().Value(framingKey{}).(*framing.Conn); said != nil {
+					said.Opaque()
+				}
 			}
 			s.responseHeader(res.Header, t, keep)
 			return nil
@@ -422,8 +433,10 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 			s.refuse(w, r, s.explain(r, err), t)
 		},
 	}
-	proxy.ServeHTTP(noInformational{w}, r.WithContext(ctx))
+	proxy.ServeHTTP(noInformational{w}, r.WithContext(httptrace.WithClientTrace(ctx, framing.LimitInformational())))
 }
+
+var errSwitched = errors.New("the program switched to a protocol that nobody asked for")
 
 // dialError is an error of the engine's Dial, which is the engine's word and not a broken connection.
 type dialError struct{ error }
@@ -434,6 +447,8 @@ func (e *dialError) Unwrap() error { return e.error }
 func (s *Server) explain(r *http.Request, err error) *problem {
 	s.log.Debug("preview", "error", err)
 	var dial *dialError
+	var slow net.Error
+	errors.As(err, &dial)
 	_, faulty := framing.IsFault(err)
 	switch {
 	case faulty:
@@ -442,9 +457,9 @@ func (s *Server) explain(r *http.Request, err error) *problem {
 		return waiting
 	case r.Context().Err() != nil:
 		return ended
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &slow) && slow.Timeout() && dial == nil:
 		return late
-	case errors.As(err, &dial) && errors.Is(err, warren.ErrUnavailable):
+	case dial != nil && errors.Is(err, warren.ErrUnavailable):
 		return nothing
 	case errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound):
 		return notRunning
@@ -476,7 +491,8 @@ func (s *Server) pool(t target, g grant) http.RoundTripper {
 		},
 		MaxIdleConnsPerHost:    16,
 		IdleConnTimeout:        connIdle,
-		MaxResponseHeaderBytes: 256 << 10,
+		MaxResponseHeaderBytes: maxAnswerHead,
+		ResponseHeaderTimeout:  s.opts.Answer,
 		DisableCompression:     true,
 		WriteBufferSize:        32 << 10,
 		ReadBufferSize:         32 << 10,

@@ -56,16 +56,19 @@ func contentCoding(h http.Header) string {
 	return strings.Join(list, ",")
 }
 
-// lazyGzip reads the header of a gzip stream when the first byte is asked for, so that it does not keep an answer waiting.
+// lazyGzip reads the header of a gzip stream when the first byte is asked for, so that it does not keep an answer waiting. It ends one that
+// becomes far larger than it was.
 type lazyGzip struct {
 	src io.Reader
-	gz  *gzip.Reader
+	gz  io.Reader
 	err error
 }
 
 func (l *lazyGzip) Read(p []byte) (int, error) {
 	if l.gz == nil && l.err == nil {
-		l.gz, l.err = gzip.NewReader(l.src)
+		in := &counter{r: l.src}
+		gz, err := gzip.NewReader(in)
+		l.gz, l.err = &bounded{r: gz, in: in}, err
 	}
 	if l.err != nil {
 		return 0, l.err
@@ -133,6 +136,8 @@ func decompress(in io.Reader, coding string) (io.Reader, error) {
 	return flate.NewReader(b), nil
 }
 
+var errBomb = fmt.Errorf("%w: it unpacks to more than %d times its size", ErrOpaque, maxInflate)
+
 type counter struct {
 	r io.Reader
 	n int64
@@ -153,7 +158,7 @@ type bounded struct {
 func (b *bounded) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if b.n += int64(n); b.n > 1<<20+maxInflate*b.in.n {
-		return n, ErrOpaque
+		return n, errBomb
 	}
 	return n, err
 }
