@@ -26,7 +26,7 @@ func TestDevices(t *testing.T) {
 		{"WebSocket", TestWebSocket}, {"NamesStay", TestNamesStay}, {"BrokenTwin", TestBrokenTwin},
 		{"Inspect", TestInspect}, {"Framing", TestFraming}, {"UpstreamCertificate", TestUpstreamCertificate}, {"Reload", TestReload},
 		{"NothingStays", TestNothingStays}, {"Peers", TestPeers}, {"PeerNames", TestPeerNames}, {"PeerBytes", TestPeerBytes}, {"PeerUDP", TestPeerUDP},
-		{"PeersPart", TestPeersPart},
+		{"PeersPart", TestPeersPart}, {"HalfClose", TestHalfClose}, {"SlowReader", TestSlowReader}, {"EndlessRequests", TestEndlessRequests},
 	} {
 		t.Run(c.name, c.run)
 	}
