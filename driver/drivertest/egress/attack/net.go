@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -233,6 +234,7 @@ type hello struct {
 	old    bool // TLS 1.0
 	pad    int  // bytes that mean nothing
 	record int  // bytes of a record at most, all if 0
+	ech    bool // with an encrypted hello inside, which here is made of words
 }
 
 func vec8(b []byte) []byte  { return append([]byte{byte(len(b))}, b...) }
@@ -258,6 +260,10 @@ func (h hello) bytes() string {
 	ext(16, vec16(vec8([]byte(h.word))))
 	if !h.old {
 		ext(43, vec8([]byte{3, 4, 3, 3}))
+	}
+	if h.ech {
+		// An outer one, with ciphers, a configuration, a key, and what is encrypted.
+		ext(0xfe0d, slices.Concat([]byte{0, 0, 1, 0, 1, 7}, vec16(make([]byte, 32)), vec16([]byte(strings.Repeat(h.word+" ", 8)))))
 	}
 	if h.pad > 0 {
 		ext(21, make([]byte, h.pad))
