@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,9 @@ import (
 // readyFD is where a gateway that starts says "ok" or why not.
 const readyFD = 3
 
+// leastMemory is what a gateway may hold on a small machine: less would be full with a hundred connections.
+const leastMemory = 256 << 20
+
 func main() { os.Exit(run(os.Args[1:], os.Stderr)) }
 
 func run(args []string, stderr io.Writer) int {
@@ -39,6 +43,9 @@ func run(args []string, stderr io.Writer) int {
 	resolver := fs.String("resolver", "", "`address` of the name server that is asked, instead of the host's")
 	roots := fs.String("roots", "", "`file` of certificates to trust besides the host's")
 	secrets := fs.String("secrets", "", "`where` the key of secrets is: file:PATH, env:VARIABLE or kms:ID=COMMAND")
+	connections := fs.Int("connections", 0, "`number` of connections and requests that all sandboxes together may have open; 0 for the default")
+	memory := fs.Int64("memory", 0, "`bytes` that may be held for all sandboxes together; 0 for a quarter of the machine's memory")
+	records := fs.Int("records", 0, "`number` of records a second that a sandbox may write one by one; 0 for the default")
 	idle := fs.Duration("idle", 3*time.Second, "how long to stay with no sandbox and no daemon")
 	if err := fs.Parse(args); err != nil {
 		return 2
@@ -77,7 +84,19 @@ func run(args []string, stderr io.Writer) int {
 		return fail(fmt.Errorf("the record of flows: %w", err))
 	}
 	defer evidence.Close()
-	opts := gateway.Options{Authority: authority, Evidence: gateway.Record(evidence), Logger: log}
+	if *memory == 0 {
+		var machine unix.Sysinfo_t
+		if err := unix.Sysinfo(&machine); err != nil {
+			return fail(err)
+		}
+		*memory = max(int64(machine.Totalram)*int64(machine.Unit)/4, leastMemory)
+	}
+	// What is garbage is not held for anybody.
+	debug.SetMemoryLimit(*memory)
+	opts := gateway.Options{
+		Authority: authority, Evidence: gateway.Record(evidence), Logger: log,
+		Connections: *connections, Memory: *memory, Records: *records,
+	}
 	if *resolver != "" {
 		opts.Resolver = &net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -106,6 +125,7 @@ func run(args []string, stderr io.Writer) int {
 	io.WriteString(ready, "ok\n")
 	ready.Close()
 	s.Serve()
+	g.Settle()
 	return 0
 }
 

@@ -84,6 +84,10 @@ type Gateway struct {
 	Resolver string
 	// Roots is a file of certificates in PEM form that it trusts besides the host's, for connections that it inspects.
 	Roots string
+	// Connections is how many connections and requests all sandboxes together may have open, Memory how many bytes may be held for them, and Records how many
+	// records a second one may write one by one; 0 means the gateway's own.
+	Connections, Records uint32
+	Memory               Size
 }
 
 // Secrets says where the key of secrets is.
@@ -241,6 +245,9 @@ var settings = []setting{
 	text("policy", "what sandboxes that name no policy may reach", func(c *Config) *string { return &c.Policy }),
 	text("gateway.resolver", "name server that the gateway asks, HOST:PORT (the host's)", func(c *Config) *string { return &c.Gateway.Resolver }),
 	text("gateway.roots", "file of certificates that inspected connections trust besides the host's", func(c *Config) *string { return &c.Gateway.Roots }),
+	count("gateway.connections", "connections of all sandboxes together, at most (16384)", func(c *Config) *uint32 { return &c.Gateway.Connections }),
+	one("gateway.memory", "memory for connections of all sandboxes together (a quarter of the host's)", func(c *Config, v string) error { return c.Gateway.Memory.Set(v) }),
+	count("gateway.records", "records a second that one sandbox may write one by one (50)", func(c *Config) *uint32 { return &c.Gateway.Records }),
 	text("secrets.key", "key of secrets: file:PATH, env:VARIABLE or kms:ID=COMMAND (secrets/key)", func(c *Config) *string { return &c.Secrets.Key }),
 	text("preview.listen", "TCP address of previews, or off (a port of 127.0.0.1: 7080 if it is free)", func(c *Config) *string { return &c.Preview.Listen }),
 	text("preview.domain", "previews are PORT-ID.DOMAIN (localhost); needs a certificate for *.DOMAIN", func(c *Config) *string { return &c.Preview.Domain }),
@@ -450,6 +457,15 @@ func (c *Config) validate() error {
 	}
 	if f := c.Gateway.Roots; f != "" && !filepath.IsAbs(f) {
 		return fmt.Errorf("gateway.roots %q: %w: want an absolute path", f, warren.ErrInvalid)
+	}
+	if m := c.Gateway.Memory; m != 0 && m < 64<<20 {
+		return fmt.Errorf("gateway.memory %d: %w: want 64MiB or more: a gateway without a connection holds some", int64(m), warren.ErrInvalid)
+	}
+	if n := c.Gateway.Connections; n != 0 && n < 64 || n > 1<<20 {
+		return fmt.Errorf("gateway.connections %d: %w: want from 64 to 1048576", n, warren.ErrInvalid)
+	}
+	if n := c.Gateway.Records; n > 100_000 {
+		return fmt.Errorf("gateway.records %d: %w: want at most 100000", n, warren.ErrInvalid)
 	}
 	if k := c.Secrets.Key; k != "" {
 		if _, err := secret.ParseSource(k); err != nil {

@@ -23,6 +23,7 @@ func Record(log *audit.Log) func(Entry) error {
 				fields[name] = strconv.FormatInt(n, 10)
 			}
 		}
+		text("of", e.Of)
 		text("host", string(e.Host))
 		text("addr", e.Addr)
 		number("port", int64(e.Port))

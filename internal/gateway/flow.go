@@ -126,7 +126,11 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 			return err
 		}
 	}
+	if err := c.g.share.room(len(c.flows)); err != nil {
+		return err
+	}
 	c.flows[f] = true
+	c.g.share.open.Add(1)
 	*count++
 	if f.peer != nil && f.peer.inward {
 		c.from[f.peer.id]++
@@ -154,6 +158,7 @@ func (c *card) done(f *flow) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.flows[f] {
+		c.g.share.open.Add(-1)
 		*c.counter(f)--
 		if f.peer != nil && f.peer.inward {
 			if c.from[f.peer.id]--; c.from[f.peer.id] == 0 {

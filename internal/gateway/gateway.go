@@ -45,6 +45,10 @@ type Options struct {
 	Roots *x509.CertPool
 	// Secrets opens those that sandboxes are granted; nil means that there are none.
 	Secrets Opener
+	// Connections is how many connections and requests all sandboxes together may have open, 0 for 16384, and Memory how many bytes the process may hold before
+	// those that have many get no more, 0 for any. Records is how many records a second each may write one by one; 0 means 50.
+	Connections, Records int
+	Memory               int64
 	// Logger gets what is nobody's evidence; nil means none.
 	Logger *slog.Logger
 }
@@ -56,6 +60,7 @@ type Gateway struct {
 	resolver *resolver
 	dialer   Dialer
 	inspect  *inspector
+	share    share
 
 	mu     sync.Mutex
 	cards  map[string]*card
@@ -82,8 +87,15 @@ func New(opts Options) *Gateway {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
+	if opts.Connections == 0 {
+		opts.Connections = defaultConnections
+	}
+	if opts.Records == 0 {
+		opts.Records = defaultRecords
+	}
 	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver, opts.Own), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
 	g.peers = peering{networks: map[string]Peers{}, of: map[string]string{}, waking: map[string]*waking{}}
+	g.share.connections, g.share.memory, g.share.inUse = opts.Connections, opts.Memory, heapInUse
 	g.inspect = newInspector(g)
 	return g
 }
@@ -110,6 +122,7 @@ type card struct {
 	vault atomic.Pointer[vault]
 	// denials keeps the record from growing with each packet that is refused.
 	denials bucket
+	ledger  *ledger
 
 	mu    sync.Mutex
 	flows map[*flow]bool
@@ -137,6 +150,7 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		return fmt.Errorf("attach sandbox %s: %w", id, err)
 	}
 	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, from: map[string]int{}, denials: newBucket(50, 200)}
+	c.ledger = newLedger(g.opts.Records, c.write)
 	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())
 	g.mu.Lock()
@@ -315,6 +329,7 @@ func (c *card) close() {
 // reader may wait for a connection, and a connection that is being ended for the lock: so the reader goes first, then the
 // connections, and only then the stack.
 func (c *card) release() {
+	defer c.ledger.settle()
 	if c.kind == endSocket {
 		unix.Shutdown(int(c.file.Fd()), unix.SHUT_RDWR)
 		c.link.Wait()
@@ -346,9 +361,10 @@ var errDetached = errors.New("the sandbox has no card any more")
 type Entry struct {
 	Sandbox string
 	Time    time.Time
-	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown" or "secret.guess".
-	Action string
-	Host   policy.Host
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown", "secret.guess",
+	// or "record.more", which counts those of the action Of.
+	Action, Of string
+	Host       policy.Host
 	// Addr is the address that was dialled, or that was asked for where there is no host.
 	Addr     string
 	Port     uint16

@@ -162,10 +162,15 @@ func (b *bucket) take() (missed int64, ok bool) {
 	return missed, true
 }
 
-// record writes evidence. What may not go unrecorded does not happen when this fails.
+// record writes evidence, or counts it where there is too much. What may not go unrecorded does not happen when this fails.
 func (c *card) record(e Entry) error {
 	e.Sandbox, e.Time = c.id, time.Now()
 	e.Policy = c.policy().Name()
+	return c.ledger.add(e)
+}
+
+// write puts an entry on record.
+func (c *card) write(e Entry) error {
 	if err := c.g.opts.Evidence(e); err != nil {
 		c.g.log.Error("evidence cannot be written", "sandbox", c.id, "action", e.Action, "error", err)
 		return fmt.Errorf("it cannot be recorded: %w", err)

@@ -153,6 +153,9 @@ type Options struct {
 	Path string
 	// Resolver is the name server that it asks, and Roots a file of certificates that it trusts besides the host's; either may be empty.
 	Resolver, Roots string
+	// Connections, Memory and Records are ceilings, see [gateway.Options]; 0 means the gateway's own.
+	Connections, Records uint32
+	Memory               int64
 	// Secrets says where the key of secrets is, see [secret.ParseSource]; nil means that there are none.
 	Secrets *secret.Source
 	// Idle is how long a gateway stays without a card and without a client; 0 means 3 seconds: another is started in less.
@@ -176,8 +179,9 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	}
 	c := &Client{wake: o.Wake, p: companion.Process{
 		Name: Name, Dir: o.Dir, Path: o.Path, Log: o.Logger,
-		Env:  hostTrust(),
-		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots},
+		Env: hostTrust(),
+		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots,
+			"-connections", fmt.Sprint(o.Connections), "-memory", fmt.Sprint(o.Memory), "-records", fmt.Sprint(o.Records)},
 	}}
 	if o.Secrets != nil {
 		c.p.Args = append(c.p.Args, "-secrets", o.Secrets.String())

@@ -1,0 +1,155 @@
+//go:build linux
+
+package gateway
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+const (
+	// defaultRecords is how many records a second a sandbox may write one by one, and burstRecords how many at once: the record is everybody's, and the
+	// oldest go when it is full.
+	defaultRecords = 50
+	burstRecords   = 10_000
+	// ledgerTime is how long what is more than that is counted, before the counts are written. maxKinds bounds what is told apart.
+	ledgerTime = 10 * time.Second
+	maxKinds   = 50
+)
+
+// ledger decides which of a sandbox's records are written one by one. Of the others the first of each kind is as well, and the rest are counted by kind and
+// written as one, so that nothing can hide behind a flood of something else, and nothing is lost.
+type ledger struct {
+	rate bucket
+	// write puts an entry on record.
+	write func(Entry) error
+	// wait is ledgerTime.
+	wait time.Duration
+
+	mu     sync.Mutex
+	counts map[kind]*Entry
+	timer  *time.Timer
+	// failed says that the last entry could not be written: until one can, none is counted, so that whoever may do nothing unrecorded finds out.
+	failed bool
+}
+
+// kind is what records have in common that are counted together.
+type kind struct {
+	action, addr, rule, method, secret, peer string
+	host                                     policy.Host
+	port                                     uint16
+	protocol                                 policy.Protocol
+	inward                                   bool
+}
+
+func newLedger(rate int, write func(Entry) error) *ledger {
+	return &ledger{rate: newBucket(float64(rate), burstRecords), write: write, wait: ledgerTime, counts: map[kind]*Entry{}}
+}
+
+func kindOfEntry(e *Entry) kind {
+	k := kind{e.Action, "", e.Rule, e.Method, e.Secret, e.Peer, e.Host, e.Port, e.Protocol, e.Inward}
+	if e.Host == "" {
+		k.addr = e.Addr
+	}
+	return k
+}
+
+// add writes an entry, or counts it.
+func (l *ledger) add(e Entry) error {
+	if _, ok := l.rate.take(); !ok && l.count(&e) {
+		return nil
+	}
+	err := l.write(e)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = err != nil
+	return err
+}
+
+// count counts an entry, unless it has to be written.
+func (l *ledger) count(e *Entry) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed {
+		return false
+	}
+	k := kindOfEntry(e)
+	sum, known := l.counts[k], true
+	if sum == nil {
+		if len(l.counts) >= maxKinds {
+			// One for all others, by what was done.
+			k = kind{action: e.Action}
+			sum = l.counts[k]
+			known = true
+		} else {
+			known = false
+		}
+	}
+	if sum == nil {
+		sum = &Entry{
+			Sandbox: e.Sandbox, Action: "record.more", Of: e.Action, Host: k.host, Addr: k.addr, Port: k.port, Protocol: k.protocol, Policy: e.Policy, Rule: k.rule, Method: k.method,
+			Secret: k.secret, Peer: k.peer, Inward: k.inward,
+		}
+		l.counts[k] = sum
+		if l.timer == nil {
+			l.timer = time.AfterFunc(l.wait, l.settle)
+		}
+	}
+	if !known {
+		return false
+	}
+	sum.More += 1 + e.More
+	sum.Up += e.Up
+	sum.Down += e.Down
+	return true
+}
+
+// settle writes what was counted.
+func (l *ledger) settle() {
+	l.mu.Lock()
+	counts := l.counts
+	l.counts = map[kind]*Entry{}
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	l.mu.Unlock()
+	for k, e := range counts {
+		if e.More == 0 {
+			continue
+		}
+		e.Time = time.Now()
+		e.Reason = fmt.Sprintf("%d more of this kind were not written one by one: the sandbox writes more than its share of the record", e.More)
+		if l.write(*e) == nil {
+			continue
+		}
+		// They stay counted, with what comes, until there is space again.
+		l.mu.Lock()
+		l.failed = true
+		if now := l.counts[k]; now != nil {
+			now.More, now.Up, now.Down = now.More+e.More, now.Up+e.Up, now.Down+e.Down
+		} else {
+			l.counts[k] = e
+		}
+		if l.timer == nil {
+			l.timer = time.AfterFunc(l.wait, l.settle)
+		}
+		l.mu.Unlock()
+	}
+}
+
+// Settle writes what of the records of all sandboxes is counted and not written yet. It is to be called before the process ends.
+func (g *Gateway) Settle() {
+	g.mu.Lock()
+	cards := make([]*card, 0, len(g.cards))
+	for _, c := range g.cards {
+		cards = append(cards, c)
+	}
+	g.mu.Unlock()
+	for _, c := range cards {
+		c.ledger.settle()
+	}
+}

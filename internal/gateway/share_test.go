@@ -1,0 +1,250 @@
+//go:build linux
+
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/warren-sandbox/warren/internal/policy"
+)
+
+// book takes what a ledger writes.
+type book struct {
+	mu   sync.Mutex
+	list []Entry
+	fail error
+}
+
+func (b *book) write(e Entry) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.fail == nil {
+		b.list = append(b.list, e)
+	}
+	return b.fail
+}
+
+// total counts entries of an action, and those that stand for others; bytes are what they tell of together.
+func (b *book) total(action string) (single, counted, bytes int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, e := range b.list {
+		switch {
+		case e.Action == action:
+			single, bytes = single+1+e.More, bytes+e.Up
+		case e.Action == "record.more" && e.Of == action:
+			counted, bytes = counted+e.More, bytes+e.Up
+		}
+	}
+	return single, counted, bytes
+}
+
+// TestLedger writes more than a sandbox may: what is not written one by one is counted, and nothing new hides behind it.
+func TestLedger(t *testing.T) {
+	b := &book{}
+	l := newLedger(1, b.write)
+	l.rate = newBucket(0, 5)
+	for range 1000 {
+		if err := l.add(Entry{Action: "http.request", Host: "a.lab", Up: 7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.add(Entry{Action: "http.request", Host: "b.lab", Up: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if last := b.list[len(b.list)-1]; last.Host != "b.lab" || last.More != 0 || len(b.list) != 7 {
+		t.Errorf("behind a flood %+v is the last of %d records", last, len(b.list))
+	}
+	// More kinds than are told apart.
+	for i := range 3 * maxKinds {
+		for range 2 {
+			l.add(Entry{Action: "dns.allow", Host: policy.Host(fmt.Sprintf("%d.lab", i))})
+		}
+	}
+	if n := len(b.list); n > 7+maxKinds {
+		t.Errorf("%d records of %d names", n, 3*maxKinds)
+	}
+	l.settle()
+	if single, counted, bytes := b.total("http.request"); single != 7 || counted != 994 || bytes != 7*1001 {
+		t.Errorf("of 1001 requests %d are on record and %d are counted, with %d bytes", single, counted, bytes)
+	}
+	if single, counted, _ := b.total("dns.allow"); single+counted != 6*maxKinds {
+		t.Errorf("of %d questions %d are on record and %d are counted", 6*maxKinds, single, counted)
+	}
+	if n := len(b.list); n > 7+2*maxKinds+2 {
+		t.Errorf("%d records in all", n)
+	}
+	// Where nothing can be written, nothing is counted either, and what is counted waits.
+	l.add(Entry{Action: "http.request", Host: "c.lab"})
+	l.add(Entry{Action: "http.request", Host: "c.lab"})
+	b.fail = errors.New("the disk is full")
+	l.settle()
+	if err := l.add(Entry{Action: "http.request", Host: "c.lab"}); err == nil {
+		t.Error("what cannot be recorded is taken for recorded")
+	}
+	b.fail = nil
+	l.settle()
+	if single, counted, _ := b.total("http.request"); single+counted != 1003 {
+		t.Errorf("of 1003 requests %d are on record and %d are counted", single, counted)
+	}
+}
+
+// TestRecordShare has one sandbox do much: its records are bounded, another's are written one by one, and what is counted is written at its end.
+func TestRecordShare(t *testing.T) {
+	l := newLab(t)
+	l.name("plain.lab", "11.1.1.2")
+	l.web("11.1.1.2:80", hello("plain"))
+	rules := "allow:\n  - {host: plain.lab, protocol: http}\n"
+	loud, quiet := l.sandbox("loud", rules), l.sandbox("quiet", rules)
+	c, err := l.g.card("loud")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ledger.rate = newBucket(0, 10)
+	const requests = 300
+	client := loud.client()
+	for range requests {
+		r, err := client.Get("http://plain.lab/x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, r.Body)
+		r.Body.Close()
+	}
+	if status, _, err := quiet.get("http://plain.lab/quiet"); err != nil || status != 200 {
+		t.Fatal(status, err)
+	}
+	l.g.Detach("loud")
+	var of book
+	count := func(id string) (single, counted int64, all int) {
+		of.list = nil
+		l.mu.Lock()
+		for _, e := range l.entries {
+			if e.Sandbox == id {
+				of.list = append(of.list, e)
+			}
+		}
+		l.mu.Unlock()
+		single, counted, _ = of.total("http.request")
+		return single, counted, len(of.list)
+	}
+	eventually(t, "all is counted", func() bool { single, counted, _ := count("loud"); return single+counted == requests })
+	if single, counted, all := count("loud"); all > 20 || counted < requests-20 {
+		t.Errorf("%d records, of %d requests, with %d counted", all, single, counted)
+	}
+	if single, counted, _ := count("quiet"); single != 1 || counted != 0 {
+		t.Errorf("of the other sandbox's request %d are on record and %d counted", single, counted)
+	}
+	for _, e := range of.list {
+		if e.Action == "record.more" && !strings.Contains(e.Reason, "not written one by one") {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
+// TestSharedCeilings has one sandbox take all connections, and all memory, that there are for all: it gets no more, another does, and it does again when it has
+// given some back.
+func TestSharedCeilings(t *testing.T) {
+	l := newLab(t)
+	l.name("raw.lab", "11.1.1.3")
+	l.serve("11.1.1.3:9000", echo)
+	rules := "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}"
+	one, two := l.sandbox("one", rules), l.sandbox("two", rules)
+	open := func(in *inside) net.Conn {
+		a, err := in.lookup("raw.lab")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := in.dial(t.Context(), netip.AddrPortFrom(a, 9000))
+		if err != nil {
+			return nil
+		}
+		return c
+	}
+	refused := func(why string) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, e := range l.entries {
+			if e.Action == "flow.deny" && e.Sandbox == "one" && strings.Contains(e.Reason, why) {
+				return true
+			}
+		}
+		return false
+	}
+	l.g.share.connections = 64
+	var conns []net.Conn
+	for range 64 {
+		c := open(one)
+		if c == nil {
+			t.Fatalf("only %d connections", len(conns))
+		}
+		conns = append(conns, c)
+	}
+	if c := open(one); c != nil || !refused("gateway.connections") {
+		t.Error("more connections than there may be, or that is not on record")
+	}
+	var others []net.Conn
+	for range ownShare {
+		c := open(two)
+		if c == nil {
+			t.Fatalf("another sandbox has only %d connections", len(others))
+		}
+		others = append(others, c)
+	}
+	if c := open(two); c != nil {
+		t.Error("another sandbox has more than its share")
+	}
+	for _, c := range others {
+		c.Close()
+	}
+	conns[0].Close()
+	eventually(t, "a connection is given back", func() bool { return l.g.share.open.Load() == 63 })
+	if conns[0] = open(one); conns[0] == nil {
+		t.Fatal("no connection in place of one that has ended")
+	}
+	// Memory.
+	var used atomic.Int64
+	l.g.share.mu.Lock()
+	l.g.share.connections, l.g.share.memory = 1000, 100
+	l.g.share.inUse = func() int64 { return used.Load() }
+	l.g.share.mu.Unlock()
+	used.Store(100)
+	eventually(t, "memory is looked at", func() bool {
+		if c := open(one); c != nil {
+			conns = append(conns, c)
+			return false
+		}
+		return true
+	})
+	if !refused("gateway.memory") {
+		t.Error("that there is no memory is not on record")
+	}
+	if c := open(two); c == nil {
+		t.Error("another sandbox gets nothing, for the memory that one has")
+	} else {
+		c.Close()
+	}
+	used.Store(99)
+	eventually(t, "there is memory again", func() bool {
+		c := open(one)
+		if c != nil {
+			c.Close()
+		}
+		return c != nil
+	})
+	for _, c := range conns {
+		c.Close()
+	}
+	eventually(t, "all is given back", func() bool { return l.g.share.open.Load() == 0 })
+	if n := heapInUse(); n < 1<<20 || n > 1<<40 {
+		t.Errorf("the process says that it holds %d bytes", n)
+	}
+}
