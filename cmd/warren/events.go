@@ -86,7 +86,7 @@ func (a *app) printEvent(e *warren.Event) error {
 		return a.printJSON(e)
 	}
 	parts := []string{fmt.Sprint(e.Seq), e.Time.Local().Format("2006-01-02 15:04:05.000"), e.Action}
-	if e.Action == "call" {
+	if e.Action == "call" || e.Action == "preview" {
 		parts = append(parts, cmp.Or(e.Actor, "-"))
 	}
 	for _, s := range []string{string(e.Sandbox), string(e.Workspace), e.Message, labelList(e.Fields)} {

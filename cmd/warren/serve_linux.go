@@ -363,15 +363,15 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	previews, err := d.previews(eng, shown)
-	if err != nil {
-		return err
-	}
 	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{}, d.log)
 	if err != nil {
 		return fmt.Errorf("the record of calls: %w", err)
 	}
 	d.onClose(calls.Close)
+	previews, err := d.previews(eng, shown, calls)
+	if err != nil {
+		return err
+	}
 	srv, err := server.New(server.Options{
 		Previews: previews, Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
 		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),

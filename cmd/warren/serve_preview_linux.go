@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/audit"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/preview"
 	"github.com/warren-sandbox/warren/internal/secret"
@@ -57,7 +58,7 @@ func (d *daemon) listenPreviews() ([]net.Listener, error) {
 }
 
 // previews begins to show ports of sandboxes to browsers.
-func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener) (server.Previews, error) {
+func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener, calls server.Recorder) (server.Previews, error) {
 	if len(listeners) == 0 {
 		return nil, nil
 	}
@@ -71,7 +72,7 @@ func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener) (server.
 		return nil, err
 	}
 	at := listeners[0].Addr().(*net.TCPAddr)
-	o := preview.Options{Engine: eng, Key: signing, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port}
+	o := preview.Options{Engine: eng, Key: signing, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port, Used: d.recordUse(calls)}
 	if cfg.Domain != "" && (cfg.Cert == "" || at.Port == 443) {
 		o.Port = 0 // that of the proxy in front, or the usual one
 	}
@@ -96,6 +97,32 @@ func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener) (server.
 	})
 	d.log.Info("previews", "address", at.String())
 	return s, nil
+}
+
+// recordUse puts uses of previews on the record of calls.
+func (d *daemon) recordUse(calls server.Recorder) func(preview.Use) {
+	return func(u preview.Use) {
+		fields := map[string]string{"result": "ok", "requests": strconv.FormatInt(u.Requests, 10)}
+		text := func(name, v string) {
+			if v != "" {
+				fields[name] = v
+			}
+		}
+		text("by", u.By)
+		text("remote", u.Remote)
+		if u.Refused != "" {
+			fields["result"], fields["why"] = "refused", u.Refused
+		}
+		if u.Port != 0 {
+			fields["port"] = strconv.Itoa(int(u.Port))
+		}
+		if u.Remote == "" { // of what followed the first
+			fields["since"] = u.Since.UTC().Format(time.RFC3339)
+		}
+		if _, err := calls.Append(context.Background(), audit.Record{Actor: u.User, Action: "preview", Sandbox: string(u.Sandbox), Fields: fields}); err != nil {
+			d.log.Error("a use of a preview could not be recorded", "sandbox", u.Sandbox, "port", u.Port, "err", err)
+		}
+	}
 }
 
 // fitsDomain refuses a certificate that browsers would refuse.

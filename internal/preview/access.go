@@ -18,6 +18,8 @@ type grant struct {
 	expires time.Time
 	signed  bool
 	token   string
+	// by and user say in whose name it is, as [Use] does.
+	by, user string
 	// linked says that the query had a token, and link that it was good.
 	linked, link bool
 }
@@ -37,34 +39,37 @@ func (s *Server) admit(r *http.Request, t target) (grant, bool) {
 	api := takeAPIToken(r.Header)
 	if linked {
 		if expires, ok := s.check(linkKind, linkToken, t, p.Epoch); ok && there {
-			g.expires, g.signed, g.link = expires, true, true
+			g.expires, g.signed, g.link, g.by, g.user = expires, true, true, "link", p.Owner
 			return g, true
 		}
 	}
 	if there && p.Public {
+		g.by = "public"
 		return g, true
 	}
 	for _, c := range cookies {
 		if expires, ok := s.check(cookieKind, c, t, p.Epoch); ok && there && ownPage(r, t) {
-			g.expires, g.signed = expires, true
+			g.expires, g.signed, g.by, g.user = expires, true, "cookie", p.Owner
 			return g, true
 		}
 	}
-	if api != "" && s.mayUse(r.Context(), api, t) && there {
-		g.token = api
-		return g, true
+	if api != "" {
+		if user, ok := s.mayUse(r.Context(), api, t); ok && there {
+			g.token, g.by, g.user = api, "token", user
+			return g, true
+		}
 	}
 	return grant{}, false
 }
 
-// mayUse says whether an API token is that of a user who may use the sandbox.
-func (s *Server) mayUse(ctx context.Context, token string, t target) bool {
+// mayUse says whether an API token is that of a user who may use the sandbox, and whose.
+func (s *Server) mayUse(ctx context.Context, token string, t target) (user string, ok bool) {
 	c, err := s.opts.Engine.Authenticate(ctx, token)
 	if err != nil {
-		return false
+		return "", false
 	}
 	id, err := s.opts.Engine.Resolve(c, string(t.id))
-	return err == nil && id == t.id
+	return c.User, err == nil && id == t.id
 }
 
 // still says whether what let a request in is still good.
@@ -76,7 +81,8 @@ func (s *Server) still(ctx context.Context, t target, g grant) bool {
 	case g.signed:
 		return p.Epoch == g.preview.Epoch && s.now().Before(g.expires)
 	case g.token != "":
-		return s.mayUse(ctx, g.token, t)
+		_, ok := s.mayUse(ctx, g.token, t)
+		return ok
 	}
 	return p.Public
 }

@@ -59,6 +59,8 @@ type Options struct {
 	Answer time.Duration
 	// Recheck is how often requests under way are looked at again; 0 means 2 seconds.
 	Recheck time.Duration
+	// Used is told how previews are used; nil means that nobody wants to know.
+	Used func(Use)
 	// MaxRequests is how many requests one port of a sandbox may have under way, MaxTotal how many all have; 0 means 256 and 4096.
 	MaxRequests, MaxTotal int
 }
@@ -71,6 +73,7 @@ type Server struct {
 	now            func() time.Time
 	http           *http.Server
 	live           live
+	uses           uses
 
 	base   context.Context
 	stop   context.CancelFunc
@@ -133,6 +136,7 @@ func New(o Options) (*Server, error) {
 		s.scheme = "https"
 	}
 	s.live.all, s.live.used = map[*liveRequest]struct{}{}, map[place]int{}
+	s.uses.tell, s.uses.wait, s.uses.later = o.Used, useTime, s.active.Go
 	s.base, s.stop = context.WithCancel(context.Background())
 	s.http = &http.Server{
 		Handler: s,
@@ -171,6 +175,7 @@ func (s *Server) tick() {
 		case now := <-tick.C:
 			s.recheck(s.base)
 			s.sweep(now)
+			s.uses.settle(s.now())
 		}
 	}
 }
@@ -193,6 +198,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	s.active.Wait()
 	s.ticker.Wait()
+	s.uses.settle(time.Time{})
 	s.sweep(time.Time{})
 	return err
 }
@@ -213,24 +219,33 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		bad = badFraming
 	}
 	if bad != nil {
+		s.uses.note(r, place{}, grant{}, bad.name, s.now())
 		s.refuse(rec, r, bad, t)
 		return
 	}
 	g, ok := s.admit(r, t)
 	if !ok {
+		at := place{} // of what is not there no names are kept, which are whatever a stranger likes
+		if _, there := s.opts.Engine.PreviewOf(t.id, t.port); there {
+			at = place{t.id, t.port}
+		}
+		s.uses.note(r, at, g, denied.name, s.now())
 		s.refuse(rec, r, denied, t)
 		return
 	}
 	if g.linked && navigates(r) {
+		s.uses.note(r, place{t.id, t.port}, g, "", s.now())
 		s.exchange(rec, r, t, g)
 		return
 	}
 	ctx, leave, ok := s.enter(r.Context(), t, g)
 	if !ok {
+		s.uses.note(r, place{t.id, t.port}, g, crowded.name, s.now())
 		s.refuse(rec, r, crowded, t)
 		return
 	}
 	defer leave()
+	s.uses.note(r, place{t.id, t.port}, g, "", s.now())
 	if g.signed {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, g.expires)

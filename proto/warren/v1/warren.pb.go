@@ -4071,7 +4071,8 @@ type ListFlowsRequest struct {
 	After int64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
 	// The record of calls instead, which only the owner of the server sees. Action is "call"; fields are call, method, target (a sandbox as the caller
 	// named it), result ("ok", "refused", "cut", or the kind of an error), status, request, ms, and of callers without a good token remote
-	// and more.
+	// and more. Or Action is "preview": fields are port, by ("link", "cookie", "token", "public"; none for who was not let in), result, why, remote, and requests, which
+	// is 1 for the first of a kind and else counts those that followed within ten minutes of since.
 	Calls         bool `protobuf:"varint,3,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
