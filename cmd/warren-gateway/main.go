@@ -12,9 +12,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +40,7 @@ func run(args []string, stderr io.Writer) int {
 	state := fs.String("state", "", "`directory` of what is kept: certificate authority and evidence")
 	resolver := fs.String("resolver", "", "`address` of the name server that is asked, instead of the host's")
 	roots := fs.String("roots", "", "`file` of certificates to trust besides the host's")
+	near := fs.String("near", "", "`networks` that count as this machine's own addresses, with commas")
 	secrets := fs.String("secrets", "", "`where` the key of secrets is: file:PATH, env:VARIABLE or kms:ID=COMMAND")
 	idle := fs.Duration("idle", 3*time.Second, "how long to stay with no sandbox and no daemon")
 	if err := fs.Parse(args); err != nil {
@@ -83,6 +86,15 @@ func run(args []string, stderr io.Writer) int {
 			var d net.Dialer
 			return d.DialContext(ctx, network, *resolver)
 		}}
+	}
+	if *near != "" {
+		for s := range strings.SplitSeq(*near, ",") {
+			p, err := netip.ParsePrefix(s)
+			if err != nil {
+				return fail(err)
+			}
+			opts.Near = append(opts.Near, p)
+		}
 	}
 	if *roots != "" {
 		if opts.Roots, err = trusted(*roots); err != nil {

@@ -86,6 +86,8 @@ type Gateway struct {
 	Resolver string
 	// Roots is a file of certificates in PEM form that it trusts besides the host's, for connections that it inspects.
 	Roots string
+	// Own are networks, in canonical form, whose addresses count as the machine's own: only a rule that names them opens them.
+	Own []netip.Prefix
 }
 
 // Secrets says where the key of secrets is.
@@ -244,6 +246,18 @@ var settings = []setting{
 	text("policy", "what sandboxes that name no policy may reach", func(c *Config) *string { return &c.Policy }),
 	text("gateway.resolver", "name server that the gateway asks, HOST:PORT (the host's)", func(c *Config) *string { return &c.Gateway.Resolver }),
 	text("gateway.roots", "file of certificates that inspected connections trust besides the host's", func(c *Config) *string { return &c.Gateway.Roots }),
+	{key: "gateway.own", help: "networks that count as this machine's own addresses, such as its public one behind NAT: only rules that name them open them", list: true,
+		set: func(c *Config, vs []string) error {
+			c.Gateway.Own = nil
+			for _, v := range vs {
+				p, err := ownNetwork(v)
+				if err != nil {
+					return err
+				}
+				c.Gateway.Own = append(c.Gateway.Own, p)
+			}
+			return nil
+		}},
 	text("secrets.key", "key of secrets: file:PATH, env:VARIABLE or kms:ID=COMMAND (secrets/key)", func(c *Config) *string { return &c.Secrets.Key }),
 	text("preview.listen", "TCP address of previews, or off (a port of 127.0.0.1: 7080 if it is free)", func(c *Config) *string { return &c.Preview.Listen }),
 	text("preview.domain", "previews are PORT-ID.DOMAIN (localhost); needs a certificate for *.DOMAIN", func(c *Config) *string { return &c.Preview.Domain }),
@@ -263,6 +277,22 @@ var settings = []setting{
 	count("standby", "sandboxes of templates restored before they are asked for, at most (0 to 2, one for 8 GB of memory)", func(c *Config) *uint32 { return &c.Standby }),
 	text("log.level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	text("log.format", "text or json", func(c *Config) *string { return &c.LogFormat }),
+}
+
+// ownNetwork reads an address, or a network such as 203.0.113.0/24.
+func ownNetwork(v string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(v); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(v)
+	switch {
+	case err != nil || p.Addr().Is4In6():
+		return p, fmt.Errorf("%q: %w: want an address or a network, such as 203.0.113.7 or 203.0.113.0/24", v, warren.ErrInvalid)
+	case p != p.Masked():
+		return p, fmt.Errorf("%q: %w: it is an address within %s; write that, or the address alone", v, warren.ErrInvalid, p.Masked())
+	}
+	return p, nil
 }
 
 // Variable returns the environment variable of a key.

@@ -41,6 +41,9 @@ type Options struct {
 	Dialer   Dialer
 	// Own returns the addresses of this machine, which only a rule that names them opens; nil means those of its network cards.
 	Own func() ([]netip.Addr, error)
+	// Near are networks whose addresses count as this machine's: what a translator in front of it turns into its own, and public addresses of its
+	// owner's.
+	Near []netip.Prefix
 	// Roots verify the servers of inspected connections; nil means the host's.
 	Roots *x509.CertPool
 	// Secrets opens those that sandboxes are granted; nil means that there are none.
@@ -82,7 +85,7 @@ func New(opts Options) *Gateway {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver, opts.Own), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
+	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver, opts.Own, opts.Near), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
 	g.peers = peering{networks: map[string]Peers{}, of: map[string]string{}, waking: map[string]*waking{}}
 	g.inspect = newInspector(g)
 	return g
