@@ -12,10 +12,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,6 +44,7 @@ func run(args []string, stderr io.Writer) int {
 	state := fs.String("state", "", "`directory` of what is kept: certificate authority and evidence")
 	resolver := fs.String("resolver", "", "`address` of the name server that is asked, instead of the host's")
 	roots := fs.String("roots", "", "`file` of certificates to trust besides the host's")
+	near := fs.String("near", "", "`networks` that count as this machine's own addresses, with commas")
 	secrets := fs.String("secrets", "", "`where` the key of secrets is: file:PATH, env:VARIABLE or kms:ID=COMMAND")
 	connections := fs.Int("connections", 0, "`number` of connections and requests that all sandboxes together may have open; 0 for the default")
 	memory := fs.Int64("memory", 0, "`bytes` that may be held for all sandboxes together; 0 for a quarter of the machine's memory")
@@ -102,6 +105,15 @@ func run(args []string, stderr io.Writer) int {
 			var d net.Dialer
 			return d.DialContext(ctx, network, *resolver)
 		}}
+	}
+	if *near != "" {
+		for s := range strings.SplitSeq(*near, ",") {
+			p, err := netip.ParsePrefix(s)
+			if err != nil {
+				return fail(err)
+			}
+			opts.Near = append(opts.Near, p)
+		}
 	}
 	if *roots != "" {
 		if opts.Roots, err = trusted(*roots); err != nil {

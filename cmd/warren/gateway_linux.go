@@ -39,7 +39,7 @@ func (d *daemon) network(secrets *secret.Source) (*network, error) {
 	n := &network{opts: control.Options{
 		Dir: filepath.Join(d.cfg.DataDir, "run", "gateway"), StateDir: filepath.Join(d.cfg.DataDir, "gateway"), Path: path,
 		Connections: d.cfg.Gateway.Connections, Memory: int64(d.cfg.Gateway.Memory), Records: d.cfg.Gateway.Records,
-		Resolver: d.cfg.Gateway.Resolver, Roots: d.cfg.Gateway.Roots, Secrets: secrets, Logger: d.log.With("part", "gateway"),
+		Resolver: d.cfg.Gateway.Resolver, Roots: d.cfg.Gateway.Roots, Near: d.cfg.Gateway.Own, Secrets: secrets, Logger: d.log.With("part", "gateway"),
 	}}
 	n.opts.Lost = func() {
 		if f := n.lost.Load(); f != nil {

@@ -62,6 +62,8 @@ type Config struct {
 	Snapshots Snapshots
 	// Pool is how many executions at most are kept ready.
 	Pool uint32
+	// Standby is how many sandboxes of templates at most are restored beforehand.
+	Standby uint32
 	// LogLevel is debug, info, warn or error.
 	LogLevel string
 	// LogFormat is text or json; empty means text on a terminal and json elsewhere.
@@ -88,6 +90,8 @@ type Gateway struct {
 	// records a second one may write one by one; 0 means the gateway's own.
 	Connections, Records uint32
 	Memory               Size
+	// Own are networks, in canonical form, whose addresses count as the machine's own: only a rule that names them opens them.
+	Own []netip.Prefix
 }
 
 // Secrets says where the key of secrets is.
@@ -165,6 +169,7 @@ func Default(processors int, memory int64) Config {
 			PIDs:   1024,
 		},
 		Pool:     uint32(min(max(memory/100/pooled, 2), 4)),
+		Standby:  uint32(min(memory/8e9, 2)),
 		LogLevel: "info",
 	}
 }
@@ -248,6 +253,18 @@ var settings = []setting{
 	count("gateway.connections", "connections of all sandboxes together, at most (16384)", func(c *Config) *uint32 { return &c.Gateway.Connections }),
 	one("gateway.memory", "memory for connections of all sandboxes together (a quarter of the host's)", func(c *Config, v string) error { return c.Gateway.Memory.Set(v) }),
 	count("gateway.records", "records a second that one sandbox may write one by one (50)", func(c *Config) *uint32 { return &c.Gateway.Records }),
+	{key: "gateway.own", help: "networks that count as this machine's own addresses, such as its public one behind NAT: only rules that name them open them", list: true,
+		set: func(c *Config, vs []string) error {
+			c.Gateway.Own = nil
+			for _, v := range vs {
+				p, err := ownNetwork(v)
+				if err != nil {
+					return err
+				}
+				c.Gateway.Own = append(c.Gateway.Own, p)
+			}
+			return nil
+		}},
 	text("secrets.key", "key of secrets: file:PATH, env:VARIABLE or kms:ID=COMMAND (secrets/key)", func(c *Config) *string { return &c.Secrets.Key }),
 	text("preview.listen", "TCP address of previews, or off (a port of 127.0.0.1: 7080 if it is free)", func(c *Config) *string { return &c.Preview.Listen }),
 	text("preview.domain", "previews are PORT-ID.DOMAIN (localhost); needs a certificate for *.DOMAIN", func(c *Config) *string { return &c.Preview.Domain }),
@@ -264,8 +281,25 @@ var settings = []setting{
 	text("snapshots.key", "file with the key, 64 hex digits, that memory images are encrypted with", func(c *Config) *string { return &c.Snapshots.Key }),
 	text("snapshots.compress", "compress memory images: always or never (up to 8MiB)", func(c *Config) *string { return &c.Snapshots.Compress }),
 	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 4, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
+	count("standby", "sandboxes of templates restored before they are asked for, at most (0 to 2, one for 8 GB of memory)", func(c *Config) *uint32 { return &c.Standby }),
 	text("log.level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	text("log.format", "text or json", func(c *Config) *string { return &c.LogFormat }),
+}
+
+// ownNetwork reads an address, or a network such as 203.0.113.0/24.
+func ownNetwork(v string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(v); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(v)
+	switch {
+	case err != nil || p.Addr().Is4In6():
+		return p, fmt.Errorf("%q: %w: want an address or a network, such as 203.0.113.7 or 203.0.113.0/24", v, warren.ErrInvalid)
+	case p != p.Masked():
+		return p, fmt.Errorf("%q: %w: it is an address within %s; write that, or the address alone", v, warren.ErrInvalid, p.Masked())
+	}
+	return p, nil
 }
 
 // Variable returns the environment variable of a key.

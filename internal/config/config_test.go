@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,10 +56,10 @@ func TestParseCPUs(t *testing.T) {
 
 func TestDefaultFitsTheHost(t *testing.T) {
 	small, large := Default(1, int64(GiB)), Default(64, int64(256*GiB))
-	if small.Defaults.CPU != 1000 || small.Defaults.Memory != 512*MiB || small.Pool != 2 {
+	if small.Defaults.CPU != 1000 || small.Defaults.Memory != 512*MiB || small.Pool != 2 || small.Standby != 0 {
 		t.Errorf("on a small host: %+v, a pool of %d", small.Defaults, small.Pool)
 	}
-	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 || large.Pool != 4 {
+	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 || large.Pool != 4 || large.Standby != 2 {
 		t.Errorf("on a large host: %+v, a pool of %d", large.Defaults, large.Pool)
 	}
 }
@@ -105,6 +106,9 @@ func TestBadConfiguration(t *testing.T) {
 		{"relative writable mount", "allow_mounts: [\"x:rw\"]\n", `"x" is not an absolute path`},
 		{"level", "log: {level: loud}\n", "want debug"},
 		{"format", "log: {format: xml}\n", "want text or json"},
+		{"own network", "gateway: {own: [203.0.113.0/24, here]}\n", `"here": invalid: want an address or a network`},
+		{"own address as a network", "gateway: {own: 203.0.113.7/24}\n", "within 203.0.113.0/24; write that, or the address alone"},
+		{"mapped network", "gateway: {own: [\"::ffff:1.2.3.0/120\"]}\n", "want an address or a network"},
 		{"duration", "idle_timeout: soon\n", "want a duration"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -195,5 +199,15 @@ func write(t *testing.T, name, content string) {
 	t.Helper()
 	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestOwnNetworks(t *testing.T) {
+	c, err := Load(Source{DataDir: t.TempDir(), Getenv: env(map[string]string{"WARREN_GATEWAY_OWN": "203.0.113.7,198.51.100.0/24,2001:db8::/32,::ffff:192.0.2.1"})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(c.Gateway.Own), "[203.0.113.7/32 198.51.100.0/24 2001:db8::/32 192.0.2.1/32]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

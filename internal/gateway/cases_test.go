@@ -300,6 +300,19 @@ func TestOwnAddress(t *testing.T) {
 	if !l.has("flow.deny", "allowed.lab") {
 		t.Error("the denial is not on record")
 	}
+	// What only counts as the machine's is no different, also behind a translator to IPv4.
+	l.machineIs("11.9.9.9")
+	get(open, true)
+	l.g.resolver.own.near = []netip.Prefix{netip.MustParsePrefix("11.1.1.0/24"), netip.MustParsePrefix("2a00:1::/32")}
+	get(open, false)
+	get(named, true)
+	if own, err := l.g.resolver.own.has(netip.MustParseAddr("64:ff9b::11.1.1.7")); !own || err != nil {
+		t.Errorf("an address behind a translator: %v, %v", own, err)
+	}
+	if own, err := l.g.resolver.own.has(netip.MustParseAddr("11.1.2.1")); own || err != nil {
+		t.Errorf("an address beside: %v, %v", own, err)
+	}
+	l.g.resolver.own.near = nil
 	l.machineIs()
 	get(open, false)
 	get(named, false)

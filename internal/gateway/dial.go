@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -73,8 +74,8 @@ type answer struct {
 	until time.Time
 }
 
-func newResolver(from Resolver, own func() ([]netip.Addr, error)) *resolver {
-	return &resolver{from: from, own: &ownAddresses{list: own}, cache: map[policy.Host]answer{}}
+func newResolver(from Resolver, own func() ([]netip.Addr, error), near []netip.Prefix) *resolver {
+	return &resolver{from: from, own: &ownAddresses{list: own, near: near}, cache: map[policy.Host]answer{}}
 }
 
 // lookup returns the addresses of a name, or the one of a literal.
@@ -171,6 +172,7 @@ func (r *resolver) judge(p *policy.Policy, f policy.Flow, a netip.Addr) policy.V
 // ownAddresses are those of the machine. They change while it runs.
 type ownAddresses struct {
 	list func() ([]netip.Addr, error)
+	near []netip.Prefix // which count as well
 
 	mu    sync.Mutex
 	known map[netip.Addr]bool
@@ -200,11 +202,15 @@ func (o *ownAddresses) has(a netip.Addr) (bool, error) {
 	a = a.Unmap()
 	if nat64.Contains(a) {
 		b := a.As16()
-		if o.known[netip.AddrFrom4([4]byte(b[12:]))] {
+		if o.counts(netip.AddrFrom4([4]byte(b[12:]))) {
 			return true, nil
 		}
 	}
-	return o.known[a], nil
+	return o.counts(a), nil
+}
+
+func (o *ownAddresses) counts(a netip.Addr) bool {
+	return o.known[a] || slices.ContainsFunc(o.near, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // machineAddresses returns those of the machine's network cards.

@@ -41,6 +41,9 @@ type Options struct {
 	Dialer   Dialer
 	// Own returns the addresses of this machine, which only a rule that names them opens; nil means those of its network cards.
 	Own func() ([]netip.Addr, error)
+	// Near are networks whose addresses count as this machine's: what a translator in front of it turns into its own, and public addresses of its
+	// owner's.
+	Near []netip.Prefix
 	// Roots verify the servers of inspected connections; nil means the host's.
 	Roots *x509.CertPool
 	// Secrets opens those that sandboxes are granted; nil means that there are none.
@@ -93,7 +96,7 @@ func New(opts Options) *Gateway {
 	if opts.Records == 0 {
 		opts.Records = defaultRecords
 	}
-	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver, opts.Own), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
+	g := &Gateway{opts: opts, log: opts.Logger, resolver: newResolver(opts.Resolver, opts.Own, opts.Near), dialer: opts.Dialer, cards: map[string]*card{}, past: map[string]*names{}}
 	g.peers = peering{networks: map[string]Peers{}, of: map[string]string{}, waking: map[string]*waking{}}
 	g.share.connections, g.share.memory, g.share.inUse = opts.Connections, opts.Memory, heapInUse
 	g.inspect = newInspector(g)

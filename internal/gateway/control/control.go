@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -156,6 +157,8 @@ type Options struct {
 	// Connections, Memory and Records are ceilings, see [gateway.Options]; 0 means the gateway's own.
 	Connections, Records uint32
 	Memory               int64
+	// Near are networks whose addresses count as this machine's.
+	Near []netip.Prefix
 	// Secrets says where the key of secrets is, see [secret.ParseSource]; nil means that there are none.
 	Secrets *secret.Source
 	// Idle is how long a gateway stays without a card and without a client; 0 means 3 seconds: another is started in less.
@@ -183,6 +186,13 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots,
 			"-connections", fmt.Sprint(o.Connections), "-memory", fmt.Sprint(o.Memory), "-records", fmt.Sprint(o.Records)},
 	}}
+	if len(o.Near) > 0 {
+		var list []string
+		for _, p := range o.Near {
+			list = append(list, p.String())
+		}
+		c.p.Args = append(c.p.Args, "-near", strings.Join(list, ","))
+	}
 	if o.Secrets != nil {
 		c.p.Args = append(c.p.Args, "-secrets", o.Secrets.String())
 		if name := o.Secrets.Variable(); name != "" {
