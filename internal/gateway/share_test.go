@@ -248,3 +248,47 @@ func TestSharedCeilings(t *testing.T) {
 		t.Errorf("the process says that it holds %d bytes", n)
 	}
 }
+
+// TestManyIdle has one sandbox open 5,000 connections and keep them (B39): it gets as many as one may have, and another is served as before.
+func TestManyIdle(t *testing.T) {
+	l := newLab(t)
+	l.name("raw.lab", "11.1.1.3")
+	l.name("allowed.lab", "11.1.1.1")
+	l.serve("11.1.1.3:9000", echo)
+	l.web("11.1.1.1:443", hello("hi"), "allowed.lab")
+	one, two := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000]}"), l.sandbox("two", "allow: [allowed.lab]")
+	a, err := one.lookup("raw.lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		conns []net.Conn
+	)
+	const workers, tries = 50, 5000
+	for range workers {
+		wg.Go(func() {
+			for range tries / workers {
+				c, err := one.dial(t.Context(), netip.AddrPortFrom(a, 9000))
+				if err != nil {
+					continue
+				}
+				mu.Lock()
+				conns = append(conns, c)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if len(conns) != maxFlows {
+		t.Errorf("of %d connections %d are open, want %d", tries, len(conns), maxFlows)
+	}
+	if status, body, err := two.get("https://allowed.lab/"); err != nil || status != 200 || !strings.HasPrefix(body, "hi") {
+		t.Errorf("another sandbox gets %d %q, %v", status, body, err)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	eventually(t, "all is given back", func() bool { return l.g.share.open.Load() <= 1 }) // the other's may be kept
+}
