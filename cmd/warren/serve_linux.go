@@ -363,7 +363,9 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	previews, err := d.previews(eng, shown)
+	// One count for all doors: who guesses at one is no stranger at the other.
+	tries := server.NewTries()
+	previews, err := d.previews(eng, shown, tries)
 	if err != nil {
 		return err
 	}
@@ -373,7 +375,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	d.onClose(calls.Close)
 	srv, err := server.New(server.Options{
-		Previews: previews, Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
+		Previews: previews, Tries: tries, Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
 		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
 		AllowedHosts: d.cfg.Hosts, AllowedOrigins: d.cfg.Origins, HidePaths: []string{d.cfg.DataDir}, Version: versionString(),
 	})

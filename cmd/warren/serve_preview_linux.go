@@ -57,7 +57,7 @@ func (d *daemon) listenPreviews() ([]net.Listener, error) {
 }
 
 // previews begins to show ports of sandboxes to browsers.
-func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener) (server.Previews, error) {
+func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener, tries *server.Tries) (server.Previews, error) {
 	if len(listeners) == 0 {
 		return nil, nil
 	}
@@ -71,7 +71,7 @@ func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener) (server.
 		return nil, err
 	}
 	at := listeners[0].Addr().(*net.TCPAddr)
-	o := preview.Options{Engine: eng, Key: signing, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port}
+	o := preview.Options{Engine: eng, Key: signing, Tries: tries, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port}
 	if cfg.Domain != "" && (cfg.Cert == "" || at.Port == 443) {
 		o.Port = 0 // that of the proxy in front, or the usual one
 	}

@@ -38,6 +38,13 @@ type Engine interface {
 	DialPooled(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error)
 }
 
+// Tries bounds how often an address may be told that a token is not good.
+type Tries interface {
+	// Wait returns how long an address has to wait before it is told anything again.
+	Wait(remote string) time.Duration
+	Failed(remote string)
+}
+
 // Options of [New].
 type Options struct {
 	Engine Engine
@@ -53,6 +60,8 @@ type Options struct {
 	// PageWait is how long a page waits for its sandbox to be resumed before it is told so; 0 means 3 seconds. Wait is how long any
 	// request waits; 0 means a minute.
 	PageWait, Wait time.Duration
+	// Tries counts API tokens that are not good; nil means that nobody does.
+	Tries Tries
 	// Recheck is how often requests under way are looked at again; 0 means 2 seconds.
 	Recheck time.Duration
 	// MaxRequests is how many requests one port of a sandbox may have under way, MaxTotal how many all have; 0 means 256 and 4096.
@@ -201,6 +210,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	g, ok := s.admit(r, t)
+	if !ok && g.wait > 0 {
+		rec.Header().Set("Retry-After", strconv.Itoa(int((g.wait+time.Second-1)/time.Second)))
+		s.refuse(rec, r, guessing, t)
+		return
+	}
 	if !ok {
 		s.refuse(rec, r, denied, t)
 		return
@@ -257,7 +271,7 @@ func (s *Server) exchange(w http.ResponseWriter, r *http.Request, t target, g gr
 
 // refuse answers a request that goes no further, whose body nobody reads.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *problem, t target) {
-	if r.ProtoMajor == 1 && (r.ContentLength != 0 || p == denied) {
+	if r.ProtoMajor == 1 && (r.ContentLength != 0 || p == denied || p == guessing) {
 		// A stranger's connection is of no further use, and would be kept for its idle time.
 		w.Header().Set("Connection", "close")
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(500 * time.Millisecond))
