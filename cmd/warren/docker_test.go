@@ -335,3 +335,69 @@ func TestDockerRemoteResult(t *testing.T) {
 	h.warren("rm", "near")
 	h.warren("workspace", "rm", workspace)
 }
+
+// TestDockerFiles takes what other drivers do with memory through a driver that keeps files alone: templates, whose services begin anew,
+// snapshots, rollbacks, forks and races.
+func TestDockerFiles(t *testing.T) {
+	h := newDockerHome(t)
+	project := t.TempDir()
+	if err := os.WriteFile(filepath.Join(project, "warren.yaml"), []byte(`
+driver: docker
+image: `+dockertest.ImageName+`
+env: {GREETING: hi}
+setup:
+  - echo deps > /var/tmp/installed
+services:
+  - name: beat
+    command: while true; do echo "$GREETING" > /var/tmp/beat; sleep 0.2; done
+    ready: {command: "test -s /var/tmp/beat", interval: 100ms}
+    restart: always
+`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h.warren("template", "build", "--name", "app", project)
+	h.warren("create", "--name", "one", "--template", "app")
+	beats := func(name string) {
+		t.Helper()
+		h.warren("exec", name, "--", "sh", "-c", "rm -f /var/tmp/beat; for i in $(seq 100); do test -s /var/tmp/beat && exit 0; sleep 0.1; done; echo no beat; exit 1")
+	}
+	if got := h.warren("exec", "one", "--", "sh", "-c", "cat /var/tmp/installed; echo $GREETING"); got != "deps\nhi" {
+		t.Errorf("of the template: %q", got)
+	}
+	beats("one")
+	if got := h.warren("ps", "one"); !strings.Contains(got, "service:beat") {
+		t.Errorf("processes: %s", got)
+	}
+
+	h.warren("exec", "one", "--", "sh", "-c", "echo first > file; echo first > /var/tmp/file")
+	h.warren("snapshot", "--name", "then", "one")
+	h.warren("exec", "one", "--", "sh", "-c", "echo second > file; echo second > /var/tmp/file")
+	h.warren("fork", "--name", "two", "one")
+	if got := h.warren("exec", "two", "--", "sh", "-c", "cat file /var/tmp/file"); got != "second\nsecond" {
+		t.Errorf("the fork has %q", got)
+	}
+	beats("two")
+	h.warren("rollback", "one", "then")
+	if got := h.warren("exec", "one", "--", "sh", "-c", "cat file /var/tmp/file"); got != "first\nfirst" {
+		t.Errorf("after the rollback: %q", got)
+	}
+	beats("one")
+
+	// The best attempt becomes the source, whose id, name and services stay.
+	id := h.field("inspect", "one", "id")
+	out := h.warren("race", "one", "-n", "2", "--keep", "best", "--", "sh", "-c", "echo attempt > /var/tmp/won; test $WARREN_ATTEMPT = 2 && echo won > file")
+	t.Logf("\n%s", out)
+	if got := h.warren("exec", "one", "--", "sh", "-c", "cat file /var/tmp/won"); got != "won\nattempt" {
+		t.Errorf("after the race: %q", got)
+	}
+	beats("one")
+	if again := h.field("inspect", "one", "id"); again != id {
+		t.Errorf("the source was %s and is %s", id, again)
+	}
+	h.warren("rm", "one", "two")
+	h.warren("snapshot", "rm", "then")
+	h.warren("template", "rm", "app")
+	if got := h.warren("ls", "-q") + h.warren("snapshot", "ls", "-q"); got != "" {
+		t.Errorf("left: %s", got)
+	}
+}

@@ -495,6 +495,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		AllowMounts: allowed, DefaultIdleTimeout: d.cfg.IdleTimeout,
 		PauseDir: filepath.Join(d.cfg.DataDir, "paused"), SnapshotDir: filepath.Join(d.cfg.DataDir, "snapshots"),
 		Pool:      int(d.cfg.Pool),
+		Standby:   int(d.cfg.Standby),
 		LowMemory: int64(d.cfg.LowMemory), LowDisk: int64(d.cfg.LowDisk),
 		Logger: d.log, Tracer: tracer, Registerer: registry,
 	})

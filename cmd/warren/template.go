@@ -181,10 +181,10 @@ func templateListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List templates", Example: "  warren template ls", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return list(a, cmd, []string{"NAME", "VERSION", "SNAPSHOT", "BUILT", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Template, error] {
+			return list(a, cmd, []string{"NAME", "VERSION", "SNAPSHOT", "STANDBY", "BUILT", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Template, error] {
 				return c.Templates(cmd.Context())
 			}, func(t *warren.Template) (string, []string) {
-				return t.Name, []string{t.Name, fmt.Sprint(t.Version), short(string(t.Snapshot)), ago(t.Updated), ago(t.Created)}
+				return t.Name, []string{t.Name, fmt.Sprint(t.Version), short(string(t.Snapshot)), fmt.Sprint(t.Standby), ago(t.Updated), ago(t.Created)}
 			})
 		},
 	}
@@ -210,7 +210,7 @@ func templateInspectCommand(a *app) *cobra.Command {
 			if t.IdleTimeout > 0 {
 				idle = t.IdleTimeout.String()
 			}
-			return a.fields("ID", t.ID, "Name", t.Name, "Version", fmt.Sprint(t.Version), "Snapshot", string(t.Snapshot), "Idle timeout", idle,
+			return a.fields("ID", t.ID, "Name", t.Name, "Version", fmt.Sprint(t.Version), "Snapshot", string(t.Snapshot), "Idle timeout", idle, "Standby", fmt.Sprint(t.Standby),
 				"Owner", t.Owner, "Created", rfc3339(t.Created), "Built", rfc3339(t.Updated), "Recipe", string(t.Recipe))
 		},
 	}

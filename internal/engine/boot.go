@@ -40,8 +40,26 @@ type bootRequest struct {
 func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, e.opts.BootTimeout)
 	defer cancel()
+	if err := e.launch(ctx, r); err != nil {
+		return err
+	}
+	if err := fpCreateBooted.Hit(); err != nil {
+		return err
+	}
+	return r.step(ctx, "guest ready", func(ctx context.Context) error {
+		if r.root != "" {
+			if err := e.applyRoot(ctx, r.row, r.root); err != nil {
+				return err
+			}
+		}
+		return e.greet(ctx, r)
+	})
+}
+
+// launch makes the driver create the execution, with its network card.
+func (e *Engine) launch(ctx context.Context, r bootRequest) error {
 	d := e.opts.Drivers[r.row.Driver]
-	if err := r.step(ctx, "create", func(ctx context.Context) error {
+	return r.step(ctx, "create", func(ctx context.Context) error {
 		spec, own, err := e.driverSpec(r)
 		if err != nil {
 			return err
@@ -70,19 +88,6 @@ func (e *Engine) boot(ctx context.Context, r bootRequest) error {
 		}
 		e.noteStart(r.row.Driver, spec, len(own))
 		return nil
-	}); err != nil {
-		return err
-	}
-	if err := fpCreateBooted.Hit(); err != nil {
-		return err
-	}
-	return r.step(ctx, "guest ready", func(ctx context.Context) error {
-		if r.root != "" {
-			if err := e.applyRoot(ctx, r.row, r.root); err != nil {
-				return err
-			}
-		}
-		return e.greet(ctx, r)
 	})
 }
 
@@ -292,6 +297,20 @@ func guestMetrics(ctx context.Context, d driver.Driver, id warren.SandboxID) (*m
 		return nil, err
 	}
 	return &m, nil
+}
+
+// guestHealth waits until a guest answers.
+func guestHealth(ctx context.Context, d driver.Driver, id warren.SandboxID) error {
+	conn, err := d.Dial(ctx, id, warren.GuestPort)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guest/health", nil)
+	if err != nil {
+		return err
+	}
+	return askGuest(ctx, conn, req, func(resp *http.Response) error { return refusal(resp, "the guest is not well") })
 }
 
 // quiesceWait is how long a guest may take to make itself small before a pause.

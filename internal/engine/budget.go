@@ -80,7 +80,11 @@ func (e *Engine) reserve(user string, more usage) error {
 	if err := within(u, more, e.opts.Budgets.of(user), "per user"); err != nil {
 		return err
 	}
-	if err := within(&e.total, more, e.opts.Budgets.Total, "of this server"); err != nil {
+	err := within(&e.total, more, e.opts.Budgets.Total, "of this server")
+	for err != nil && e.yieldStandby() {
+		err = within(&e.total, more, e.opts.Budgets.Total, "of this server")
+	}
+	if err != nil {
 		return err
 	}
 	u.add(more, 1)

@@ -90,7 +90,7 @@ func crashChild(dir, seed string) {
 		fmt.Println("fatal", err)
 		os.Exit(3)
 	}
-	r := prepareRig(childT{}, dir, nil)
+	r := prepareRig(childT{}, dir, func(o *Options) { o.Standby = 1 })
 	r.start()
 	j := &journal{w: os.Stdout}
 	if seed == "" {
@@ -272,6 +272,15 @@ func script(r *rig, j *journal) {
 		return string(sb.ID), nil
 	})
 	a.deleteSnapshot("files")
+	if _, _, err := r.PutTemplate(ctx, alice, TemplateRequest{Name: "app", Snapshot: "snap"}); err == nil {
+		for range 2000 {
+			if len(r.standing()) > 0 {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		a.create("stood", Spec{Template: "app"})
+	}
 	a.pause("third")
 	a.resume("third")
 	a.pause("third")
@@ -651,6 +660,8 @@ func (m *model) spec(name string) Spec {
 		return Spec{Name: name, WorkspaceID: "space"}
 	case "undone":
 		return Spec{Name: name}
+	case "stood":
+		return Spec{Name: name, Template: "app"}
 	}
 	return Spec{Name: name, Restart: RestartOnFailure}
 }
@@ -665,6 +676,15 @@ func wipe(t *testing.T, r *rig) {
 	}
 	for _, sb := range list {
 		r.delete(operator, string(sb.ID))
+	}
+	templates, err := r.ListTemplates(ctx, operator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range templates {
+		if err := r.DeleteTemplate(ctx, operator, m.ID, false); err != nil {
+			t.Error(err)
+		}
 	}
 	snaps, _, err := r.ListSnapshots(ctx, operator, "", false, 1000, "")
 	if err != nil {

@@ -254,6 +254,9 @@ type making struct {
 	dirs   *WorkspaceDirs
 	booted bool // the driver was asked to create
 	from   *origin
+	// standby is what the sandbox was taken from, and asleep says that it could not be woken; fresh, that none is to be used.
+	standby       *standby
+	asleep, fresh bool
 
 	began time.Duration
 	mu    sync.Mutex
@@ -272,6 +275,14 @@ func (e *Engine) make(ctx context.Context, m *making) (*Sandbox, error) {
 	ctx, span := e.tracer.Start(ctx, "sandbox.create", trace.WithAttributes(attribute.String("warren.driver", m.spec.Driver), attribute.String("warren.image", m.spec.Image)))
 	defer span.End()
 	v, err := m.run(ctx)
+	if err != nil && m.asleep && m.op.lingers == nil && ctx.Err() == nil {
+		e.log.Warn("a sandbox that stood by cannot be used; one is made anew", "sandbox", m.sb.row.ID, "error", err)
+		m = &making{e: e, caller: m.caller, spec: m.spec, key: m.key, flight: m.flight, from: m.from, fresh: true, began: m.began}
+		v, err = m.run(ctx)
+	}
+	if err == nil && m.spec.Template != "" && m.from != nil {
+		e.noteTemplate(m.caller.User, m.from.snap.row.ID)
+	}
 	took, _ := e.clock.Steady()
 	e.metrics.created(err, took-m.began)
 	if err != nil {
@@ -419,7 +430,6 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 			return err
 		}
 	}
-	id := warren.SandboxID(newID('s'))
 	l := s.Resources.limits()
 	if s.WorkspaceID != "" {
 		ws, err := e.findWorkspace(m.caller, s.WorkspaceID)
@@ -439,10 +449,28 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 	if err := e.roomFor(ownedName{owner, s.PrivateNetwork}, 1); err != nil {
 		return err
 	}
+	if !m.fresh {
+		m.standby = e.takeStandby(owner, m.from, s)
+	}
+	if m.standby != nil {
+		e.unreserveShared(m.standby)
+	}
 	if err := e.reserve(owner, cost(l, true)); err != nil {
+		if m.standby != nil {
+			e.total.add(m.standby.cost(), 1)
+			e.giveStandby(owner, m.from, m.standby)
+		}
 		return err
 	}
-	if m.ws == nil {
+	id := warren.SandboxID(newID('s'))
+	switch {
+	case m.standby != nil:
+		m.ownWS = true
+		id = m.standby.row.ID
+		m.ws = &workspace{row: m.standby.ws}
+		m.ws.row.Keep, m.ws.row.Created = s.KeepWorkspace, now
+		e.spaces[m.ws.row.ID] = m.ws
+	case m.ws == nil:
 		m.ownWS = true
 		e.lastSpace++
 		m.ws = &workspace{row: store.Workspace{Num: e.lastSpace, ID: warren.WorkspaceID(newID('w')), Owner: owner, State: wsCreating, Created: now, Keep: s.KeepWorkspace}}
@@ -482,6 +510,13 @@ func (m *making) build(ctx context.Context) error {
 	}
 	if err := fpCreateIntent.Hit(); err != nil {
 		return err
+	}
+	if m.standby != nil {
+		if err := m.wake(ctx); err != nil {
+			m.asleep = true
+			return err
+		}
+		return m.settle(ctx)
 	}
 	if err := m.step(ctx, "cut workspace", func(ctx context.Context) (err error) {
 		if m.from != nil {
@@ -586,7 +621,11 @@ func (m *making) intend(ctx context.Context) error {
 	e.mu.Unlock()
 	err = e.store.Update(ctx, func(tx *store.Tx) error {
 		if m.ownWS {
-			if err := tx.InsertWorkspace(&ws); err != nil {
+			put := tx.InsertWorkspace
+			if m.standby != nil {
+				put = tx.UpdateWorkspace
+			}
+			if err := put(&ws); err != nil {
 				return err
 			}
 		}
@@ -730,6 +769,9 @@ func (m *making) undo(ctx context.Context, cause error) {
 	e.mu.Unlock()
 	if !stored {
 		e.finish(m.sb, m.op, cause)
+		if m.standby != nil {
+			e.eraseStandby(m.standby)
+		}
 		return
 	}
 	fpCreateUndo.Hit()

@@ -82,6 +82,8 @@ type Options struct {
 	DefaultIdleTimeout time.Duration
 	// Pool is how many executions at most are kept ready for sandboxes like those made last; 0 means none.
 	Pool int
+	// Standby is how many sandboxes of templates at most are restored beforehand, see standby.go; 0 means none.
+	Standby int
 	// IdleCPUMillis is how many thousandths of a processor the processes of a sandbox that nobody uses may take before it counts
 	// as working; 0 means 50. MaxHold is how long after its last use a process in a sandbox can keep it from being paused; 0 means 24
 	// hours.
@@ -136,6 +138,8 @@ type Engine struct {
 	snapNames  map[ownedName]*snapshot
 	pool       map[string]*poolClass
 	templates  map[ownedName]*store.Template // each is replaced, never changed
+	standbys   map[ownedName]*standbyKind    // by owner and snapshot
+	standingBy bool                          // somebody makes them
 	secrets    map[string]*store.Secret      // as well; secretMu is held by who changes one
 	spaceNames map[ownedName]*workspace
 	usage      map[string]*usage
@@ -180,6 +184,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		snapNames:  map[ownedName]*snapshot{},
 		pool:       map[string]*poolClass{},
 		templates:  map[ownedName]*store.Template{},
+		standbys:   map[ownedName]*standbyKind{},
 		secrets:    map[string]*store.Secret{},
 		parsed:     map[string]*parsedPolicy{},
 		usage:      map[string]*usage{},
@@ -290,6 +295,7 @@ func (e *Engine) Close() error {
 	e.closing = true
 	e.mu.Unlock()
 	e.cancel()
+	e.coolStandbys("")
 	if was {
 		e.wg.Wait()
 		return nil

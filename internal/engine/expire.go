@@ -150,6 +150,9 @@ func (e *Engine) heartbeatLoop() {
 		}
 		cancel()
 		e.coolPool(false, "")
+		e.mu.Lock()
+		e.sizeStandbys()
+		e.mu.Unlock()
 		select {
 		case <-e.clock.After(heartbeat):
 		case <-e.ctx.Done():

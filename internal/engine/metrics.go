@@ -106,12 +106,15 @@ type stateCollector struct{ e *Engine }
 
 var imagesDesc = prometheus.NewDesc("warren_paused_image_bytes", "Bytes on disk of the memory of paused sandboxes.", nil, nil)
 
+var standbyDesc = prometheus.NewDesc("warren_standby_sandboxes", "Sandboxes of templates that are restored and that nobody has asked for yet.", nil, nil)
+
 var stateDesc = prometheus.NewDesc("warren_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
 
 // Describe implements [prometheus.Collector].
 func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- stateDesc
 	ch <- imagesDesc
+	ch <- standbyDesc
 }
 
 // Collect implements [prometheus.Collector].
@@ -123,7 +126,12 @@ func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 		n[sb.state()]++
 		images += sb.image
 	}
+	standbys := 0
+	for _, k := range s.e.standbys {
+		standbys += len(k.have)
+	}
 	s.e.mu.Unlock()
+	ch <- prometheus.MustNewConstMetric(standbyDesc, prometheus.GaugeValue, float64(standbys))
 	ch <- prometheus.MustNewConstMetric(imagesDesc, prometheus.GaugeValue, float64(images))
 	for state, count := range n {
 		ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, float64(count), string(state))

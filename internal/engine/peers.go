@@ -267,7 +267,17 @@ func (e *Engine) explainPeer(sb *Sandbox, target string) (*PolicyAnswer, error) 
 	if err != nil || sb.PrivateNetwork == "" {
 		return nil, nil // which explains itself
 	}
-	label, own := strings.CutSuffix("."+string(r.Host), "."+sb.PrivateNetwork+".internal")
+	key := ownedName{sb.Owner, sb.PrivateNetwork}.key()
+	member := func(label string) bool {
+		return slices.ContainsFunc(e.peerNetworks(key)[key].Members, func(m Peer) bool {
+			return label == string(m.ID) || m.Name != "" && label == m.Name
+		})
+	}
+	domain := "." + sb.PrivateNetwork + ".internal"
+	if member(string(r.Host)) { // its label is enough
+		r.Host += policy.Host(domain)
+	}
+	label, own := strings.CutSuffix("."+string(r.Host), domain)
 	if !own {
 		return nil, nil
 	}
@@ -276,10 +286,7 @@ func (e *Engine) explainPeer(sb *Sandbox, target string) (*PolicyAnswer, error) 
 		return nil, err
 	}
 	a := &PolicyAnswer{Policy: sb.Spec.Policy, Rule: "network " + sb.PrivateNetwork}
-	key := ownedName{sb.Owner, sb.PrivateNetwork}.key()
-	if !slices.ContainsFunc(e.peerNetworks(key)[key].Members, func(m Peer) bool {
-		return label == "."+string(m.ID) || m.Name != "" && label == "."+m.Name
-	}) {
+	if !member(strings.TrimPrefix(label, ".")) {
 		a.Reason = fmt.Sprintf("no sandbox of the private network %s has this name", sb.PrivateNetwork)
 		return a, nil
 	}

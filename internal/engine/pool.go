@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -22,12 +23,40 @@ const (
 	poolLife = 10 * time.Minute
 )
 
+// demand is when something was asked for: line readings, newest last.
+type demand struct{ uses []int64 }
+
+func (d *demand) note(now int64) { d.uses = append(d.uses, now) }
+
+// last is when that was last, 0 for never.
+func (d *demand) last() int64 {
+	if len(d.uses) == 0 {
+		return 0
+	}
+	return d.uses[len(d.uses)-1]
+}
+
+// wanted is how many are to be ready: as many as were asked for in the last minutes, and one for a while after that, but no more than most.
+func (d *demand) wanted(now int64, most int) (n int) {
+	d.uses = slices.DeleteFunc(d.uses, func(at int64) bool { return now-at > int64(poolLife) })
+	d.uses = d.uses[max(len(d.uses)-maxDemand, 0):]
+	for _, at := range d.uses {
+		if now-at <= int64(poolWindow) || n == 0 {
+			n++
+		}
+	}
+	return min(n, most)
+}
+
+// maxDemand is how many uses are remembered: more than are ever kept ready.
+const maxDemand = 64
+
 // poolClass is a kind of sandbox that is kept ready, guarded by Engine.mu.
 type poolClass struct {
 	driver string
 	spec   driver.Spec // of which the mounts have no directories
-	uses   []int64     // line readings, newest last
-	want   int
+	demand
+	want int
 	// busy says that somebody tells the driver; again that it has to be told anew.
 	busy, again bool
 	told        int64 // line reading of the last time
@@ -58,7 +87,7 @@ func (e *Engine) noteStart(name string, spec *driver.Spec, own int) {
 	} else {
 		e.pool[key] = c
 	}
-	c.uses = append(c.uses, e.line.now())
+	c.note(e.line.now())
 	e.sizePool(func(c *poolClass) { e.tellPool(p, c) })
 	if c.want > 0 && e.line.now()-c.told > int64(tellAgain) {
 		e.tellPool(p, c)
@@ -78,32 +107,16 @@ func (e *Engine) sizePool(tell func(*poolClass)) {
 	now := e.line.now()
 	var all []*poolClass
 	for key, c := range e.pool {
-		c.uses = slices.DeleteFunc(c.uses, func(at int64) bool { return now-at > int64(poolLife) })
-		if len(c.uses) > e.opts.Pool {
-			c.uses = c.uses[len(c.uses)-e.opts.Pool:]
-		}
-		if len(c.uses) == 0 && c.want == 0 && !c.busy {
+		if c.wanted(now, 1) == 0 && c.want == 0 && !c.busy {
 			delete(e.pool, key)
 			continue
 		}
 		all = append(all, c)
 	}
-	last := func(c *poolClass) int64 {
-		if len(c.uses) == 0 {
-			return 0
-		}
-		return c.uses[len(c.uses)-1]
-	}
-	slices.SortFunc(all, func(a, b *poolClass) int { return int(min(max(last(b)-last(a), -1), 1)) })
+	slices.SortFunc(all, func(a, b *poolClass) int { return cmp.Compare(b.last(), a.last()) })
 	left := e.opts.Pool
 	for _, c := range all {
-		want := 0
-		for _, at := range c.uses {
-			if now-at <= int64(poolWindow) || want == 0 {
-				want++
-			}
-		}
-		want = min(want, left)
+		want := c.wanted(now, left)
 		left -= want
 		if want != c.want {
 			c.want = want

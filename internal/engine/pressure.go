@@ -133,6 +133,7 @@ func (e *Engine) relieveMemory() bool {
 	if room.Free >= low {
 		return false
 	}
+	e.coolStandbys("")
 	e.coolPool(true, "")
 	hard := room.Free < low/2
 	for _, sb := range e.evictable(hard) {

@@ -307,6 +307,12 @@ func (e *Engine) completeInterrupted(sb *sandbox, op *operation) {
 		}
 		bctx, bcancel := context.WithTimeout(ctx, e.opts.BootTimeout)
 		defer bcancel()
+		// One that stood by may have been killed off before it was woken; to wake it twice is no harm.
+		if s, ok := driver.As[driver.Freezer](e.opts.Drivers[row.Driver]); ok {
+			if err := s.Thaw(bctx, row.ID); err != nil {
+				return err
+			}
+		}
 		if err := e.greet(bctx, bootRequest{row: &row, spec: spec, image: img}); err != nil {
 			return err
 		}

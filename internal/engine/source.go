@@ -291,6 +291,7 @@ func (e *Engine) DeleteImage(ctx context.Context, c Caller, ref string, allowMis
 	}
 	end := e.images.begin(img.Digest)
 	e.mu.Unlock()
+	e.coolStandbys(img.Digest)
 	e.coolPool(true, img.Digest)
 	err = e.opts.Images.Delete(ctx, img.Name)
 	e.mu.Lock()

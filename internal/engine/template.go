@@ -22,9 +22,10 @@ const (
 	maxRecipe       = 1 << 20
 )
 
-func viewTemplate(row *store.Template) *Template {
+// viewTemplate copies what is in memory. The caller holds mu.
+func (e *Engine) viewTemplate(row *store.Template) *Template {
 	return &Template{ID: row.ID, Name: row.Name, Owner: row.Owner, SnapshotID: row.SnapshotID, Recipe: row.Recipe, IdleTimeout: row.Idle,
-		Version: row.Version, Created: row.Created, Updated: row.Updated}
+		Version: row.Version, Created: row.Created, Updated: row.Updated, Standby: e.standbyCount(row)}
 }
 
 // findTemplate returns the template that ref names for c, an id or a name. The caller holds mu.
@@ -157,9 +158,12 @@ func (e *Engine) PutTemplate(ctx context.Context, c Caller, r TemplateRequest) (
 	}
 	e.mu.Lock()
 	e.templates[key] = &row
+	e.sizeStandbys()
+	v := e.viewTemplate(&row)
 	e.mu.Unlock()
+	e.noteTemplate(row.Owner, row.SnapshotID)
 	e.log.Info("template", "name", row.Name, "user", c.User, "version", row.Version, "snapshot", row.SnapshotID)
-	return viewTemplate(&row), before, nil
+	return v, before, nil
 }
 
 func templateEvent(c Caller, action string, row *store.Template, at time.Time) *store.Event {
@@ -175,7 +179,7 @@ func (e *Engine) GetTemplate(_ context.Context, c Caller, ref string) (*Template
 	if err != nil {
 		return nil, err
 	}
-	return viewTemplate(t), nil
+	return e.viewTemplate(t), nil
 }
 
 // ListTemplates returns the templates that c may see, by name.
@@ -185,7 +189,7 @@ func (e *Engine) ListTemplates(_ context.Context, c Caller) ([]*Template, error)
 	var all []*Template
 	for _, t := range e.templates {
 		if c.may(t.Owner) {
-			all = append(all, viewTemplate(t))
+			all = append(all, e.viewTemplate(t))
 		}
 	}
 	slices.SortFunc(all, func(a, b *Template) int {
@@ -226,6 +230,7 @@ func (e *Engine) DeleteTemplate(ctx context.Context, c Caller, ref string, allow
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.templates, ownedName{t.Owner, t.Name})
+	e.sizeStandbys()
 	return nil
 }
 

@@ -212,6 +212,8 @@ type Template struct {
 	// Version counts from 1 with each put.
 	Version          uint32
 	Created, Updated time.Time
+	// Standby is how many sandboxes of it are restored already.
+	Standby int
 }
 
 // TemplateRequest asks for a template.

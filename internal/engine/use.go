@@ -696,6 +696,9 @@ func (e *Engine) noteDeath(s driver.Status) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	sb := e.boxes[s.ID]
+	if sb == nil && s.State == driver.Dead {
+		e.standbyDied(s.ID)
+	}
 	if sb == nil || s.State != driver.Dead || sb.state() == Deleting || sb.state() == Failed {
 		return
 	}

@@ -106,6 +106,7 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		d.deny(m, q, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
 		return
 	}
+	h = d.c.whole(h)
 	if n, mine := d.c.private(h); mine {
 		d.peer(m, q, ask, n, h)
 		return

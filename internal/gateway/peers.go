@@ -183,6 +183,21 @@ func (c *card) private(h policy.Host) (n Peers, mine bool) {
 	return n, ok && n.has(h)
 }
 
+// whole returns the whole name of a member of the sandbox's private network that is asked for by its label alone, and any other name as it is.
+func (c *card) whole(h policy.Host) policy.Host {
+	if strings.Contains(string(h), ".") {
+		return h
+	}
+	n, ok := c.g.peers.network(c.id)
+	if !ok {
+		return h
+	}
+	if _, member := n.find(string(h)); !member {
+		return h
+	}
+	return h + policy.Host(n.domain())
+}
+
 // peer is what a flow between two sandboxes has besides. Each of the two has one, in its own flow.
 type peer struct {
 	key  string

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -162,7 +163,7 @@ func TestPeers(t *testing.T) {
 		host string
 		want string
 	}{
-		{a, "db.shop.internal", "b:hi"}, {b, "web.shop.internal", "a:hi"}, {a, "sb.shop.internal", "b:hi"}, {a, "DB.Shop.Internal", "b:hi"},
+		{a, "db.shop.internal", "b:hi"}, {b, "web.shop.internal", "a:hi"}, {a, "sb.shop.internal", "b:hi"}, {a, "DB.Shop.Internal", "b:hi"}, {a, "db", "b:hi"},
 		{a, "web.shop.internal", "a:hi"}, // itself
 		{other, "web.shop.internal", "o:hi"},
 	} {
@@ -175,7 +176,7 @@ func TestPeers(t *testing.T) {
 		host string
 	}{
 		{stranger, "db.shop.internal"}, {stranger, "sb.shop.internal"}, {other, "db.shop.internal"}, {other, "sb.shop.internal"}, {a, "so.shop.internal"},
-		{a, "sx.shop.internal"}, {a, "db.other.internal"}, {a, "nobody.shop.internal"}, {a, "x.db.shop.internal"}, {a, "shop.internal"}, {a, "internal"}, {a, "db"},
+		{a, "sx.shop.internal"}, {a, "db.other.internal"}, {a, "nobody.shop.internal"}, {a, "x.db.shop.internal"}, {a, "shop.internal"}, {a, "internal"}, {a, "nobody"},
 		{a, "db.shop.internal.lab"},
 	} {
 		if got, err := c.from.say(c.host, 8000, "hi"); err == nil {
@@ -275,7 +276,20 @@ func TestPeerNames(t *testing.T) {
 		want("db.other.internal", qtype, dns.RcodeNameError, 0)
 	}
 	want("db.shop.internal", dns.TypeTXT, dns.RcodeSuccess, 0)
-	if _, asked := l.reached(); len(asked) != 0 {
+	// A label alone is the member's too, and only a member's.
+	for _, name := range []string{"db", "DB", "sb", "web"} {
+		want(name, dns.TypeA, dns.RcodeSuccess, 1)
+	}
+	want("nobody", dns.TypeA, dns.RcodeNameError, 0)
+	want("shop", dns.TypeA, dns.RcodeNameError, 0)
+	long, err := a.lookup("db.shop.internal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if short, err := a.lookup("db"); err != nil || short != long {
+		t.Errorf("db is %v, and db.shop.internal %v: %v", short, long, err)
+	}
+	if _, asked := l.reached(); slices.ContainsFunc(asked, func(name string) bool { return name != "nobody." && name != "shop." }) {
 		t.Errorf("the gateway asked for %v", asked)
 	}
 	addr, err := a.lookup("db.shop.internal")

@@ -108,7 +108,9 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	st.sandboxID, st.memoryLimit = req.SandboxID, req.MemoryLimitBytes
 	s.mu.Unlock()
 	s.guard.SetLimit(req.MemoryLimitBytes)
-	hooksAnswer(w, s.identity(&req))
+	results := s.identity(&req)
+	s.served.Do(s.serveFiles)
+	hooksAnswer(w, results)
 }
 
 // oom kills the largest process at once: the host has seen the memory run out before the guest did.

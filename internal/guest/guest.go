@@ -54,6 +54,8 @@ type Config struct {
 	RunDir string
 	// HookDir is where the image has its hooks; empty means that none are run.
 	HookDir string
+	// ServicesFile keeps the services for a guest that begins with the files alone; empty means that nothing does.
+	ServicesFile string
 }
 
 // Server is a guest.
@@ -74,6 +76,7 @@ type Server struct {
 	identities sync.Mutex // held while an event is taken in
 	history    lifecycle.History
 	furnished  sync.Once
+	served     sync.Once // the services of the files were started
 
 	mu       sync.RWMutex
 	settings settings

@@ -97,7 +97,7 @@ func run(environ []string) error {
 	config := Config{ReapOrphans: init, LogDir: logDir, ChannelToken: own["WARREN_CHANNEL_TOKEN"], Env: rest,
 		User: own["WARREN_USER"], Dir: own["WARREN_WORKDIR"]}
 	if init {
-		config.RunDir, config.HookDir = lifecycle.Dir, lifecycle.HookDir
+		config.RunDir, config.HookDir, config.ServicesFile = lifecycle.Dir, lifecycle.HookDir, servicesFile
 	}
 	s := New(config)
 	if init {

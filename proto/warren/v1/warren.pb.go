@@ -3100,10 +3100,12 @@ type Template struct {
 	// Idle timeout of sandboxes that are made of it, unless they ask for one.
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	// Counts from 1 with each PutTemplate.
-	Version       uint32                 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
-	Updated       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=updated,proto3" json:"updated,omitempty"`
-	Owner         string                 `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
+	Version uint32                 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
+	Updated *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=updated,proto3" json:"updated,omitempty"`
+	Owner   string                 `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
+	// How many sandboxes of it are restored already and wait for a create to take them over.
+	Standby       uint32 `protobuf:"varint,10,opt,name=standby,proto3" json:"standby,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3199,6 +3201,13 @@ func (x *Template) GetOwner() string {
 		return x.Owner
 	}
 	return ""
+}
+
+func (x *Template) GetStandby() uint32 {
+	if x != nil {
+		return x.Standby
+	}
+	return 0
 }
 
 type PutTemplateRequest struct {
@@ -8592,7 +8601,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x15DeleteSnapshotRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\"\x18\n" +
-	"\x16DeleteSnapshotResponse\"\xc1\x02\n" +
+	"\x16DeleteSnapshotResponse\"\xdb\x02\n" +
 	"\bTemplate\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -8603,7 +8612,9 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\aversion\x18\x06 \x01(\rR\aversion\x124\n" +
 	"\acreated\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
 	"\aupdated\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x12\x14\n" +
-	"\x05owner\x18\t \x01(\tR\x05owner\"\x9a\x01\n" +
+	"\x05owner\x18\t \x01(\tR\x05owner\x12\x18\n" +
+	"\astandby\x18\n" +
+	" \x01(\rR\astandby\"\x9a\x01\n" +
 	"\x12PutTemplateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x16\n" +
