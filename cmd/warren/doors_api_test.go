@@ -89,6 +89,9 @@ func everyRoute(p *probe) {
 			a := p.api(method, path, "{}", "Content-Type: application/json")
 			p.refused(a.status == 401, "%s %s without a token: %v", method, path, a)
 		}
+		if !testenv.Soak() && (i+p.state)%3 != 0 {
+			continue // the spellings of the others are those of other states
+		}
 		last := strings.LastIndexByte(path, '/')
 		for _, odd := range []string{
 			"/" + path, "/." + path, "/%2e" + path, "/x/.." + path, "/healthz/.." + path, "/healthz/%2e%2e" + path, "/healthz;" + path, path + "/", path + ".", path + ";x=1", path + "%00", path + "%2f..", path + "?x",

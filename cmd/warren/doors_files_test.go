@@ -234,7 +234,8 @@ func swappedDirectories(p *probe) {
 	swaps := testenv.Count(p.t, "WARREN_SWAPS", 15, 10_000)
 	twin := p.t.TempDir()
 	p.inside(`rm -rf /workspace/swap /workspace/twin /workspace/stop; mkdir -p "$1" "$2"; chmod 777 "$1" "$2"; rm -f "$1"/f "$1"/new`, filepath.Dir(p.canary), twin)
-	cmd := p.alice.box.Command("python3", "-c", swapper, "swap", filepath.Dir(p.canary), "twin", twin)
+	// It ends by itself, should this process be killed.
+	cmd := p.alice.box.Command("timeout", fmt.Sprint(120+2*swaps), "python3", "-c", swapper, "swap", filepath.Dir(p.canary), "twin", twin)
 	p.check(cmd.Start(p.t.Context()))
 	defer func() {
 		p.inside(`touch /workspace/stop`)
