@@ -116,12 +116,10 @@ func filePaths(p *probe) {
 	// The twin: a server that puts the path behind its own directory is led out by the same requests.
 	naive := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path := r.URL.Query().Get("path")
-		text, err := os.ReadFile("/")
-		if strings.HasPrefix(path, "/") {
-			text, err = os.ReadFile(path)
-		} else {
-			text, err = os.ReadFile(p.workspaceDir() + "/" + path)
+		if !strings.HasPrefix(path, "/") {
+			path = p.workspaceDir() + "/" + path
 		}
+		text, err := os.ReadFile(path)
 		if err != nil {
 			w.WriteHeader(404)
 		}
@@ -231,7 +229,7 @@ while not os.path.exists('/workspace/stop'):
 // swappedDirectories has a directory of the workspace turn into a link to a directory of the host and back, while files in it are read, written, listed and
 // removed (E25). WARREN_SWAPS says how often; it is 10,000 times with WARREN_SOAK.
 func swappedDirectories(p *probe) {
-	swaps := testenv.Count(p.t, "WARREN_SWAPS", 15, 10_000)
+	swaps := testenv.Count(p.t, "WARREN_SWAPS", 10, 10_000)
 	twin := p.t.TempDir()
 	p.inside(`rm -rf /workspace/swap /workspace/twin /workspace/stop; mkdir -p "$1" "$2"; chmod 777 "$1" "$2"; rm -f "$1"/f "$1"/new`, filepath.Dir(p.canary), twin)
 	// It ends by itself, should this process be killed.
