@@ -368,12 +368,14 @@ func (d *daemon) run(ctx context.Context) error {
 		return fmt.Errorf("the record of calls: %w", err)
 	}
 	d.onClose(calls.Close)
-	previews, err := d.previews(eng, shown, calls)
+	// One count for all doors: who guesses at one is no stranger at the other.
+	tries := server.NewTries()
+	previews, err := d.previews(eng, shown, calls, tries)
 	if err != nil {
 		return err
 	}
 	srv, err := server.New(server.Options{
-		Previews: previews, Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
+		Previews: previews, Tries: tries, Engine: eng, Calls: calls, Logger: d.log, Tracer: tracer, Registerer: registry,
 		Metrics:      promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
 		AllowedHosts: d.cfg.Hosts, AllowedOrigins: d.cfg.Origins, HidePaths: []string{d.cfg.DataDir}, Version: versionString(),
 	})

@@ -58,7 +58,7 @@ func (d *daemon) listenPreviews() ([]net.Listener, error) {
 }
 
 // previews begins to show ports of sandboxes to browsers.
-func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener, calls server.Recorder) (server.Previews, error) {
+func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener, calls server.Recorder, tries *server.Tries) (server.Previews, error) {
 	if len(listeners) == 0 {
 		return nil, nil
 	}
@@ -72,7 +72,7 @@ func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener, calls se
 		return nil, err
 	}
 	at := listeners[0].Addr().(*net.TCPAddr)
-	o := preview.Options{Engine: eng, Key: signing, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port, Used: d.recordUse(calls)}
+	o := preview.Options{Engine: eng, Key: signing, Logger: d.log, Domain: cfg.Domain, Secure: cfg.Domain != "", Port: at.Port, Used: d.recordUse(calls), Tries: tries}
 	if cfg.Domain != "" && (cfg.Cert == "" || at.Port == 443) {
 		o.Port = 0 // that of the proxy in front, or the usual one
 	}

@@ -27,6 +27,7 @@ var shapes = []struct {
 	{"xapp-", regexp.MustCompile(`\b(xapp-)[\w-]{8,}`)},
 	{"npm_", regexp.MustCompile(`\b(npm_)[A-Za-z0-9]{20,}`)},
 	{"pypi-", regexp.MustCompile(`\b(pypi-)[\w-]{20,}`)},
+	{"warren_", regexp.MustCompile(`\b(warren_)[0-9a-f]{16,}`)},
 	{"hf_", regexp.MustCompile(`\b(hf_)[A-Za-z0-9]{20,}`)},
 	{"dckr_", regexp.MustCompile(`\b(dckr_[a-z]+_)[\w-]{16,}`)},
 	{"SG.", regexp.MustCompile(`\b(SG\.)[\w-]{16,}\.[\w-]{16,}`)},

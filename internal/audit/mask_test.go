@@ -17,6 +17,8 @@ func TestMask(t *testing.T) {
 		{fake("gh", "s_", strings.Repeat("a1", 18)), "ghs_***"},
 		{fake("github", "_pat_11AAA", strings.Repeat("x", 40), "!"), "github_pat_***!"},
 		{fake("s", "k-ant-api03-", long), "sk-***"},
+		{fake("there is no sandbox warren", "_", strings.Repeat("0f", 32), "!"), "there is no sandbox warren_***!"},
+		{"warren_preview and warren_token", "warren_preview and warren_token"},
 		{fake("id=", "AK", "IA", strings.Repeat("Q", 16), ","), "id=AKIA***,"},
 		{fake("xo", "xb-123456789012-abcdefghij"), "xoxb-***"},
 		{fake("jwt ", "ey", "JhbGciOiJIUzI1NiJ9.", "eyJzdWIiOiIxIn0.", "c2lnbmF0dXJl end"), "jwt eyJ*** end"},

@@ -102,3 +102,48 @@ func TestRefusalTexts(t *testing.T) {
 		}
 	}
 }
+
+// Others name what is theirs as they like. The operator, who may use all of it, gets it by no name that is his own or the beginning of
+// one of his ids.
+func TestOthersNamesAreNotTheOperators(t *testing.T) {
+	r := newRig(t, nil)
+	mine := r.create(operator, Spec{Name: "web"})
+	short := string(mine.ID[:8])
+	r.create(alice, Spec{Name: short})
+	for _, name := range []string{"web", short, string(mine.WorkspaceID[:8])} {
+		if _, err := r.CreateWorkspace(t.Context(), alice, CreateWorkspaceRequest{Name: name}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.create(alice, Spec{Name: "only-hers"})
+	if id, err := r.Resolve(operator, "web"); err != nil || id != mine.ID {
+		t.Errorf("sandbox web is %s, %v", id, err)
+	}
+	if id, err := r.Resolve(operator, short); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "ambiguous") {
+		t.Errorf("sandbox %s is %s, %v", short, id, err)
+	}
+	if w, err := r.GetWorkspace(t.Context(), operator, "web", false); err != nil || w.ID != mine.WorkspaceID {
+		t.Errorf("workspace web is %+v, %v", w, err)
+	}
+	for _, ref := range []string{short, string(mine.WorkspaceID[:8])} {
+		if w, err := r.GetWorkspace(t.Context(), operator, ref, false); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "ambiguous") {
+			t.Errorf("workspace %s is %+v, %v", ref, w, err)
+		}
+	}
+	// Whole ids, more of an id, and names that nothing else has, are good.
+	for _, ref := range []string{string(mine.ID), string(mine.ID[:12]), string(mine.WorkspaceID), string(mine.WorkspaceID[:12])} {
+		if w, err := r.GetWorkspace(t.Context(), operator, ref, false); err != nil || w.ID != mine.WorkspaceID {
+			t.Errorf("workspace %s is %+v, %v", ref, w, err)
+		}
+	}
+	if _, err := r.Resolve(operator, "only-hers"); err != nil {
+		t.Error(err)
+	}
+	// She herself gets her own, and nobody else's.
+	if id, err := r.Resolve(alice, short); err != nil || id == mine.ID {
+		t.Errorf("her %s is %s, %v", short, id, err)
+	}
+	if _, err := r.Resolve(alice, string(mine.ID[:9])); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("another's id is %v", err)
+	}
+}

@@ -216,18 +216,12 @@ func (e *Engine) find(c Caller, ref string) (*sandbox, error) {
 		return nil, fmt.Errorf("a sandbox is needed, by id or name: %w", warren.ErrInvalid)
 	}
 	var found []*sandbox
-	if c.Operator && validName(ref) == nil {
-		for _, sb := range e.boxes {
-			if sb.row.Name == ref {
-				found = append(found, sb)
-			}
-		}
-	}
-	if len(found) == 0 && len(ref) >= minPrefix && len(ref) < 20 && ref[0] == 's' {
-		for id, sb := range e.boxes {
-			if strings.HasPrefix(string(id), ref) && c.may(sb.row.Owner) {
-				found = append(found, sb)
-			}
+	named := c.Operator && validName(ref) == nil
+	prefix := len(ref) >= minPrefix && len(ref) < 20 && ref[0] == 's'
+	// Together: others name their sandboxes as they like, also like the beginning of somebody's id.
+	for id, sb := range e.boxes {
+		if named && sb.row.Name == ref || prefix && strings.HasPrefix(string(id), ref) && c.may(sb.row.Owner) {
+			found = append(found, sb)
 		}
 	}
 	short := len(found) == 0 && len(ref) < minPrefix

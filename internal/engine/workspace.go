@@ -127,7 +127,7 @@ func (e *Engine) quiet(ctx context.Context, w *workspace) error {
 }
 
 // findWorkspace returns the workspace that ref names for c: an id, a name, a unique prefix, or a sandbox that has it
-// mounted. The caller holds mu.
+// mounted. What is c's own by that name comes before what is others'. The caller holds mu.
 func (e *Engine) findWorkspace(c Caller, ref string) (*workspace, error) {
 	if w := e.spaces[warren.WorkspaceID(ref)]; w != nil && c.may(w.row.Owner) {
 		return w, nil
@@ -135,48 +135,45 @@ func (e *Engine) findWorkspace(c Caller, ref string) (*workspace, error) {
 	if w := e.spaceNames[ownedName{c.User, ref}]; w != nil {
 		return w, nil
 	}
+	if sb := e.names[ownedName{c.User, ref}]; sb != nil {
+		if w := e.spaces[sb.row.WorkspaceID]; w != nil {
+			return w, nil
+		}
+		return nil, notFound("workspace", ref)
+	}
 	if ref == "" {
 		return nil, fmt.Errorf("a workspace is needed, by id or name: %w", warren.ErrInvalid)
 	}
+	// All of these together: others name what is theirs as they like, also like the beginning of somebody's id.
 	var found []*workspace
-	if len(ref) >= minPrefix && len(ref) < 20 && ref[0] == 'w' {
+	named := c.Operator && validName(ref) == nil
+	prefix := len(ref) >= minPrefix && len(ref) < 20 && ref[0] == 'w'
+	for id, w := range e.spaces {
+		if named && w.row.Name == ref || prefix && strings.HasPrefix(string(id), ref) && c.may(w.row.Owner) {
+			found = append(found, w)
+		}
+	}
+	sb, err := e.find(c, ref)
+	if err != nil && !errors.Is(err, warren.ErrNotFound) {
+		return nil, err
+	}
+	if err == nil {
+		if w := e.spaces[sb.row.WorkspaceID]; w != nil && !slices.Contains(found, w) {
+			found = append(found, w)
+		}
+	}
+	short := len(found) == 0 && len(ref) < minPrefix
+	if short {
 		for id, w := range e.spaces {
 			if strings.HasPrefix(string(id), ref) && c.may(w.row.Owner) {
 				found = append(found, w)
 			}
 		}
 	}
-	if len(found) == 0 && c.Operator && validName(ref) == nil {
-		for _, w := range e.spaces {
-			if w.row.Name == ref {
-				found = append(found, w)
-			}
-		}
-	}
-	switch len(found) {
-	case 0:
-		sb, err := e.find(c, ref)
-		if errors.Is(err, warren.ErrNotFound) {
-			if len(ref) < minPrefix {
-				for id, w := range e.spaces {
-					if strings.HasPrefix(string(id), ref) && c.may(w.row.Owner) {
-						found = append(found, w)
-					}
-				}
-			}
-			if len(found) > 0 {
-				break
-			}
-			return nil, notFound("workspace", ref)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if w := e.spaces[sb.row.WorkspaceID]; w != nil {
-			return w, nil
-		}
+	switch {
+	case len(found) == 0:
 		return nil, notFound("workspace", ref)
-	case 1:
+	case len(found) == 1 && !short:
 		return found[0], nil
 	}
 	return nil, ambiguous("workspace", ref, func(yield func(string, string)) {

@@ -20,6 +20,8 @@ type grant struct {
 	token   string
 	// by and user say in whose name it is, as [Use] does.
 	by, user string
+	// wait is how long who was not let in has to wait before another API token of theirs is looked at.
+	wait time.Duration
 	// linked says that the query had a token, and link that it was good.
 	linked, link bool
 }
@@ -53,23 +55,32 @@ func (s *Server) admit(r *http.Request, t target) (grant, bool) {
 			return g, true
 		}
 	}
-	if api != "" {
-		if user, ok := s.mayUse(r.Context(), api, t); ok && there {
-			g.token, g.by, g.user = api, "token", user
-			return g, true
+	if api == "" {
+		return grant{}, false
+	}
+	user, good, may := s.mayUse(r.Context(), api, t)
+	if may && there {
+		g.token, g.by, g.user = api, "token", user
+		return g, true
+	}
+	if !good && s.opts.Tries != nil {
+		// Whatever the preview: only that the token is nobody's counts.
+		if wait := s.opts.Tries.Wait(r.RemoteAddr); wait > 0 {
+			return grant{wait: wait}, false
 		}
+		s.opts.Tries.Failed(r.RemoteAddr)
 	}
 	return grant{}, false
 }
 
-// mayUse says whether an API token is that of a user who may use the sandbox, and whose.
-func (s *Server) mayUse(ctx context.Context, token string, t target) (user string, ok bool) {
+// mayUse says whether an API token is good, whose it is, and whether that user may use the sandbox.
+func (s *Server) mayUse(ctx context.Context, token string, t target) (user string, good, may bool) {
 	c, err := s.opts.Engine.Authenticate(ctx, token)
 	if err != nil {
-		return "", false
+		return "", false, false
 	}
 	id, err := s.opts.Engine.Resolve(c, string(t.id))
-	return c.User, err == nil && id == t.id
+	return c.User, true, err == nil && id == t.id
 }
 
 // still says whether what let a request in is still good.
@@ -81,8 +92,8 @@ func (s *Server) still(ctx context.Context, t target, g grant) bool {
 	case g.signed:
 		return p.Epoch == g.preview.Epoch && s.now().Before(g.expires)
 	case g.token != "":
-		_, ok := s.mayUse(ctx, g.token, t)
-		return ok
+		_, _, may := s.mayUse(ctx, g.token, t)
+		return may
 	}
 	return p.Public
 }

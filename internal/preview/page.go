@@ -32,6 +32,8 @@ var (
 		text: "Ports are from 1 to 65535; those of other protocols than HTTP, and the guest's own, have none.", hint: "`warren port-forward ID PORT` reaches any port but the guest's."}
 	denied = &problem{status: http.StatusUnauthorized, name: "denied", title: "This preview is not open to you",
 		text: "It is private, it has been closed, its link has expired, or there is no such preview.", hint: "`warren preview ID PORT` makes a new link."}
+	guessing = &problem{status: http.StatusTooManyRequests, name: "guessing", title: "Too many tokens were not good",
+		text: "This address has shown many API tokens that are not valid.", hint: "Try again later, or with one that is."}
 	crowded = &problem{status: http.StatusServiceUnavailable, name: "busy", title: "Too many requests are under way",
 		text: "Port %d of this sandbox, or this server, has as many requests under way as it may.", hint: "Try again later.", again: true}
 	waiting = &problem{status: http.StatusServiceUnavailable, name: "waiting", title: "The sandbox is waking up",

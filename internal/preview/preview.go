@@ -40,6 +40,13 @@ type Engine interface {
 	DialPooled(ctx context.Context, c engine.Caller, ref string, port uint16) (net.Conn, error)
 }
 
+// Tries bounds how often an address may be told that a token is not good.
+type Tries interface {
+	// Wait returns how long an address has to wait before it is told anything again.
+	Wait(remote string) time.Duration
+	Failed(remote string)
+}
+
 // Options of [New].
 type Options struct {
 	Engine Engine
@@ -57,6 +64,8 @@ type Options struct {
 	PageWait, Wait time.Duration
 	// Answer is how long a program in a sandbox may take until it has sent the head of an answer; 0 means half an hour, for what compiles first.
 	Answer time.Duration
+	// Tries counts API tokens that are not good; nil means that nobody does.
+	Tries Tries
 	// Recheck is how often requests under way are looked at again; 0 means 2 seconds.
 	Recheck time.Duration
 	// Used is told how previews are used; nil means that nobody wants to know.
@@ -225,12 +234,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	g, ok := s.admit(r, t)
 	if !ok {
+		why := denied
+		if g.wait > 0 {
+			why = guessing
+			rec.Header().Set("Retry-After", strconv.Itoa(int((g.wait+time.Second-1)/time.Second)))
+		}
 		at := place{} // of what is not there no names are kept, which are whatever a stranger likes
 		if _, there := s.opts.Engine.PreviewOf(t.id, t.port); there {
 			at = place{t.id, t.port}
 		}
-		s.uses.note(r, at, g, denied.name, s.now())
-		s.refuse(rec, r, denied, t)
+		s.uses.note(r, at, g, why.name, s.now())
+		s.refuse(rec, r, why, t)
 		return
 	}
 	if g.linked && navigates(r) {
@@ -299,7 +313,7 @@ func (s *Server) exchange(w http.ResponseWriter, r *http.Request, t target, g gr
 
 // refuse answers a request that goes no further, whose body nobody reads.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *problem, t target) {
-	if r.ProtoMajor == 1 && (r.ContentLength != 0 || p == denied) {
+	if r.ProtoMajor == 1 && (r.ContentLength != 0 || p == denied || p == guessing) {
 		// A stranger's connection is of no further use, and would be kept for its idle time.
 		w.Header().Set("Connection", "close")
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(500 * time.Millisecond))

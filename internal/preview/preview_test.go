@@ -21,6 +21,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -452,6 +453,60 @@ func TestAdmission(t *testing.T) {
 	}
 	if res, body := r.do("GET", r.s.URL(nobody, 3001)); res.StatusCode != 401 {
 		t.Errorf("public, of nobody: %s %s", res.Status, body)
+	}
+}
+
+// counted counts tokens that were not good, of which it takes three.
+type counted struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (c *counted) Wait(string) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Duration(max(0, c.n-2)) * 1500 * time.Millisecond
+}
+
+func (c *counted) Failed(string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+}
+
+// TestGuessing makes sure that API tokens are guessed here no faster than at the API (E21), and that nothing else is counted.
+func TestGuessing(t *testing.T) {
+	c := &counted{}
+	r := newRig(t, func(o *Options) { o.Tries = c })
+	r.listen(boxA, 3000, echo)
+	url := r.s.URL(boxA, 3000)
+	for _, header := range []string{"X: y", "Cookie: " + plainCookie + "=x", "Authorization: Basic eDp5", "Authorization: Bearer " + bobToken, tokenHeader + ": " + bobToken} {
+		if res, _ := r.do("GET", url+"?"+Parameter+"=x", header); res.StatusCode != 401 {
+			t.Errorf("%s: %s", header, res.Status)
+		}
+	}
+	if c.n != 0 {
+		t.Errorf("%d were counted of which none is a bad API token", c.n)
+	}
+	seen := ""
+	for i := range 6 {
+		// Whether there is such a sandbox makes no difference.
+		for _, id := range []string{boxA, nobody} {
+			res, body := r.do("GET", r.s.URL(warren.SandboxID(id), 3000), tokenHeader+": warren_nobody"+strconv.Itoa(i))
+			if want := map[bool]int{true: 401, false: 429}[2*i < 2 || 2*i == 2 && id == boxA]; res.StatusCode != want || (res.StatusCode == 429) != (res.Header.Get("Retry-After") == "2") {
+				t.Errorf("bad token %d: %s %v, want %d", i, res.Status, res.Header, want)
+			}
+			if res.StatusCode == 429 && seen == "" {
+				seen = body
+			} else if res.StatusCode == 429 && body != seen {
+				t.Errorf("of %s it says %s, and else %s", id, body, seen)
+			}
+		}
+	}
+	for _, header := range []string{"Authorization: Bearer " + adaToken, tokenHeader + ": " + adaToken, "Cookie: " + r.cookie(boxA, 3000)} {
+		if res, _ := r.do("GET", url, header); res.StatusCode != 200 {
+			t.Errorf("with what is good, of the same address: %s", res.Status)
+		}
 	}
 }
 

@@ -96,8 +96,12 @@ func Open(o Options) (*Cache, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Cache{o: o}
-	// Others than the owner may pass through, not look around: the objects below are mounted in sandboxes.
-	if err := os.MkdirAll(o.Dir, 0o711); err != nil {
+	// Nobody else may pass through: a repository's directory has a name that its URL gives away, and git makes files in it that
+	// everybody may read. Sandboxes and confined git get what they see by descriptor. The mode is set for directories of before, too.
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Join(o.Dir, lockDir), 0o700); err != nil {

@@ -45,12 +45,11 @@ func (s *Server) authenticate(w http.ResponseWriter, r *http.Request) (context.C
 		if k := wire.Judge(err, wire.Audience{}); k.Name != "denied" && k.Name != "not_found" && k.Name != "invalid" {
 			return nil, nil, s.judge(ctx, "authenticate", err)
 		}
-		source := sourceOf(r.RemoteAddr)
-		if wait := s.tries.wait(source); wait > 0 {
+		if wait := s.tries.Wait(r.RemoteAddr); wait > 0 {
 			w.Header().Set("Retry-After", retryAfter(wait))
 			return nil, nil, &wire.Fault{Kind: wire.Of(warren.ErrExhausted), Message: "too many requests with bad tokens from this address", Hint: "try again later", Resource: "failed logins per address"}
 		}
-		s.tries.failed(source)
+		s.tries.Failed(r.RemoteAddr)
 		w.Header().Set("WWW-Authenticate", `Bearer realm="warren", error="invalid_token"`)
 		return nil, nil, &wire.Fault{Kind: unauthenticated, Message: "the token is not valid", Hint: "it may have expired or been revoked"}
 	}
@@ -95,8 +94,8 @@ func retryAfter(d time.Duration) string {
 	return itoa(max(1, seconds))
 }
 
-// tries counts bad tokens by source. Good ones cost nothing.
-type tries struct {
+// Tries counts bad tokens by source, at all doors that share it. Good ones cost nothing.
+type Tries struct {
 	mu      sync.Mutex
 	sources map[netip.Prefix]*rate.Limiter
 	now     func() time.Time
@@ -109,12 +108,14 @@ const (
 	maxSources = 16 << 10
 )
 
-func newTries() *tries {
-	return &tries{sources: map[netip.Prefix]*rate.Limiter{}, now: time.Now}
+// NewTries returns one that has counted nothing yet.
+func NewTries() *Tries {
+	return &Tries{sources: map[netip.Prefix]*rate.Limiter{}, now: time.Now}
 }
 
-// wait returns how long a source has to wait before it is told again what its token is worth.
-func (t *tries) wait(source netip.Prefix) time.Duration {
+// Wait returns how long a remote address has to wait before it is told again what its token is worth.
+func (t *Tries) Wait(remote string) time.Duration {
+	source := sourceOf(remote)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l := t.sources[source]
@@ -128,7 +129,9 @@ func (t *tries) wait(source netip.Prefix) time.Duration {
 	return time.Duration((1 - tokens) * float64(triesEvery))
 }
 
-func (t *tries) failed(source netip.Prefix) {
+// Failed counts a token of a remote address that was not good.
+func (t *Tries) Failed(remote string) {
+	source := sourceOf(remote)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
@@ -144,7 +147,7 @@ func (t *tries) failed(source netip.Prefix) {
 }
 
 // forget drops sources that have made good, or else any.
-func (t *tries) forget(now time.Time) {
+func (t *Tries) forget(now time.Time) {
 	for p, l := range t.sources {
 		if l.TokensAt(now) >= triesBurst-1 {
 			delete(t.sources, p)

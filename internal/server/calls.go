@@ -62,7 +62,7 @@ func (c *calls) record(req *request, r *http.Request, status int, took time.Dura
 		fields["remote"] = printable(r.RemoteAddr, 64)
 	}
 	if req.sandbox != "" {
-		fields["target"] = printable(req.sandbox, 64)
+		fields["target"] = logged(req.sandbox, 64)
 	}
 	if more > 0 {
 		fields["more"] = itoa(more)

@@ -1,10 +1,41 @@
 package server
 
 import (
+	"context"
 	"net"
+	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/warren-sandbox/warren/internal/engine"
+	warrenv1 "github.com/warren-sandbox/warren/proto/warren/v1"
 )
+
+// TestRoutesAreKnown keeps the table of routes to what those who look for doors try: the services of the contract and three paths. A new one belongs in
+// TestEveryRouteAuthenticates, and in everyRoute of cmd/warren, too.
+func TestRoutesAreKnown(t *testing.T) {
+	s, err := New(Options{Engine: &engine.Engine{}, Metrics: http.NotFoundHandler()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Shutdown(context.Background())
+	want := []string{"/v1/sandboxes/ ", "/healthz open", "/metrics "}
+	services := warrenv1.File_warren_v1_warren_proto.Services()
+	for i := range services.Len() {
+		want = append(want, "/"+string(services.Get(i).FullName())+"/ ")
+	}
+	var have []string
+	for _, r := range s.routes {
+		have = append(have, r.path+" "+map[bool]string{true: "open"}[r.open])
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	if !slices.Equal(have, want) {
+		t.Errorf("the routes are\n%s\nwant\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+	}
+}
 
 // TestGatePending cuts the connection of who never says who it is, and lets who has said it be.
 func TestGatePending(t *testing.T) {

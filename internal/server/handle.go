@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/audit"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/wire"
 )
@@ -188,7 +189,7 @@ func (s *Server) finish(r *http.Request, req *request, rec *recorder, span trace
 	span.SetName(req.route)
 	span.SetAttributes(attribute.String("http.request.method", printable(r.Method, 16)), attribute.Int("http.response.status_code", rec.code()), attribute.String("warren.request", req.id))
 	if req.sandbox != "" {
-		span.SetAttributes(attribute.String("warren.sandbox", printable(req.sandbox, 64)))
+		span.SetAttributes(attribute.String("warren.sandbox", logged(req.sandbox, 64)))
 	}
 	if rec.code() >= 500 {
 		span.SetStatus(codes.Error, "")
@@ -203,7 +204,7 @@ func (s *Server) finish(r *http.Request, req *request, rec *recorder, span trace
 	attrs := []slog.Attr{
 		slog.String("request", req.id),
 		slog.String("method", printable(r.Method, 16)),
-		slog.String("path", printable(r.URL.EscapedPath(), 256)),
+		slog.String("path", logged(r.URL.EscapedPath(), 256)),
 		slog.Int("status", rec.code()),
 		slog.Int64("bytes", rec.bytes),
 		slog.Duration("took", took),
@@ -211,7 +212,7 @@ func (s *Server) finish(r *http.Request, req *request, rec *recorder, span trace
 		slog.String("remote", r.RemoteAddr),
 	}
 	if req.sandbox != "" {
-		attrs = append(attrs, slog.String("sandbox", printable(req.sandbox, 64)))
+		attrs = append(attrs, slog.String("sandbox", logged(req.sandbox, 64)))
 	}
 	if cut {
 		attrs = append(attrs, slog.Bool("cut", true))
@@ -229,10 +230,14 @@ func (s *Server) judge(ctx context.Context, op string, err error) *wire.Fault {
 		if f.Name == "internal" {
 			level = slog.LevelError
 		}
-		s.log.Log(ctx, level, "error", "reference", f.Reference, "request", req.id, "op", op, "sandbox", printable(req.sandbox, 64), "error", printable(err.Error(), 16<<10))
+		s.log.Log(ctx, level, "error", "reference", f.Reference, "request", req.id, "op", op, "sandbox", logged(req.sandbox, 64), "error", logged(err.Error(), 16<<10))
 	}
 	return &f
 }
+
+// logged is what callers have written, without what looks like a secret: people paste tokens where ids are wanted, and paths of programs in sandboxes have
+// them.
+func logged(s string, max int) string { return printable(audit.Mask(s), max) }
 
 func printable(s string, max int) string { return wire.Printable(s, max) }
 

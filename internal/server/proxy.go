@@ -203,7 +203,7 @@ func (s *Server) proxyFault(ctx context.Context, t target, err error) *wire.Faul
 func requestHeader(out, in http.Header, port uint16, token string) {
 	for name := range out {
 		switch {
-		case strings.HasPrefix(name, "Proxy-"), strings.HasPrefix(name, "X-Forwarded-"), strings.HasPrefix(name, "Warren-"):
+		case strings.HasPrefix(name, "Proxy-"), strings.HasPrefix(name, "X-Forwarded-"), strings.HasPrefix(name, "Warren-"), strings.HasPrefix(name, "X-Warren-"):
 			delete(out, name)
 		}
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -229,6 +230,8 @@ func (h sandboxService) CreateSandbox(ctx context.Context, req *connect.Request[
 	if err != nil {
 		return err
 	}
+	// Until there is a sandbox, what it is to go on from, which may be another user's.
+	h.s.note(ctx, cmp.Or(spec.WorkspaceID, spec.Snapshot, spec.Template))
 	sb, err := report(ctx, h.s.opts.Heartbeat,
 		func(p *warrenv1.Progress) error {
 			return stream.Send(&warrenv1.CreateSandboxResponse{Event: &warrenv1.CreateSandboxResponse_Progress{Progress: p}})
@@ -419,6 +422,7 @@ func (h workspaceService) CreateWorkspace(ctx context.Context, req *connect.Requ
 }
 
 func (h workspaceService) GetWorkspace(ctx context.Context, req *connect.Request[warrenv1.GetWorkspaceRequest]) (*connect.Response[warrenv1.GetWorkspaceResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
 	ws, err := h.s.engine.GetWorkspace(ctx, callerOf(ctx), req.Msg.GetId(), req.Msg.GetSize())
 	if err != nil {
 		return nil, err
@@ -443,6 +447,7 @@ func (h workspaceService) ListWorkspaces(ctx context.Context, req *connect.Reque
 }
 
 func (h workspaceService) DeleteWorkspace(ctx context.Context, req *connect.Request[warrenv1.DeleteWorkspaceRequest]) (*connect.Response[warrenv1.DeleteWorkspaceResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
 	if err := h.s.engine.DeleteWorkspace(ctx, callerOf(ctx), req.Msg.GetId(), req.Msg.GetAllowMissing()); err != nil {
 		return nil, err
 	}
@@ -450,6 +455,7 @@ func (h workspaceService) DeleteWorkspace(ctx context.Context, req *connect.Requ
 }
 
 func (h workspaceService) CopyWorkspace(ctx context.Context, req *connect.Request[warrenv1.CopyWorkspaceRequest]) (*connect.Response[warrenv1.CopyWorkspaceResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
 	ws, method, err := h.s.engine.CopyWorkspace(ctx, callerOf(ctx), req.Msg.GetId(), req.Msg.GetName())
 	if err != nil {
 		return nil, err
@@ -523,6 +529,7 @@ func (h repoService) ListRepos(ctx context.Context, req *connect.Request[warrenv
 }
 
 func (h repoService) DeleteRepo(ctx context.Context, req *connect.Request[warrenv1.DeleteRepoRequest]) (*connect.Response[warrenv1.DeleteRepoResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
 	if err := h.s.engine.DeleteRepo(ctx, callerOf(ctx), req.Msg.GetId(), req.Msg.GetAllowMissing()); err != nil {
 		return nil, err
 	}
@@ -609,6 +616,7 @@ func (h imageService) ListImages(ctx context.Context, req *connect.Request[warre
 }
 
 func (h imageService) GetImage(ctx context.Context, req *connect.Request[warrenv1.GetImageRequest]) (*connect.Response[warrenv1.GetImageResponse], error) {
+	h.s.note(ctx, req.Msg.GetName())
 	img, err := h.s.engine.GetImage(ctx, callerOf(ctx), req.Msg.GetName())
 	if err != nil {
 		return nil, err
@@ -617,6 +625,7 @@ func (h imageService) GetImage(ctx context.Context, req *connect.Request[warrenv
 }
 
 func (h imageService) DeleteImage(ctx context.Context, req *connect.Request[warrenv1.DeleteImageRequest]) (*connect.Response[warrenv1.DeleteImageResponse], error) {
+	h.s.note(ctx, req.Msg.GetName())
 	if err := h.s.engine.DeleteImage(ctx, callerOf(ctx), req.Msg.GetName(), req.Msg.GetAllowMissing()); err != nil {
 		return nil, err
 	}
@@ -666,6 +675,7 @@ func (h systemService) ListTokens(ctx context.Context, req *connect.Request[warr
 }
 
 func (h systemService) DeleteToken(ctx context.Context, req *connect.Request[warrenv1.DeleteTokenRequest]) (*connect.Response[warrenv1.DeleteTokenResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
 	if err := h.s.engine.DeleteToken(ctx, callerOf(ctx), req.Msg.GetId()); err != nil {
 		return nil, err
 	}
@@ -673,5 +683,5 @@ func (h systemService) DeleteToken(ctx context.Context, req *connect.Request[war
 	return connect.NewResponse(&warrenv1.DeleteTokenResponse{}), nil
 }
 
-// note tells the log which sandbox a call is about.
+// note tells the log and the record which sandbox, or what else, a call is about.
 func (s *Server) note(ctx context.Context, ref string) { requestOf(ctx).sandbox = ref }

@@ -41,6 +41,8 @@ type Options struct {
 	Registerer prometheus.Registerer
 	// Previews makes the links to previews; nil means that there are none.
 	Previews Previews
+	// Tries counts bad tokens; nil means that the server does by itself. Another door to the same tokens shares it.
+	Tries *Tries
 	// Metrics answers /metrics, which only the operator may read; nil answers 404.
 	Metrics http.Handler
 	// AllowedHosts are names, without port, under which the server may be addressed besides localhost and its own
@@ -81,7 +83,7 @@ type Server struct {
 	tracer  trace.Tracer
 	metrics *metrics
 	guard   guard
-	tries   *tries
+	tries   *Tries
 	shares  *shares
 	calls   calls
 	tokens  *liveTokens
@@ -153,7 +155,9 @@ func New(o Options) (*Server, error) {
 	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	s.long, s.cut = context.WithCancel(s.base)
-	s.tries = newTries()
+	if s.tries = o.Tries; s.tries == nil {
+		s.tries = NewTries()
+	}
 	s.shares = newShares(o.MaxRequests)
 	s.tokens = newLiveTokens(s.base, o.Engine, tokenCheck)
 	s.pools = newPools(s.base, o.Engine)
@@ -163,11 +167,13 @@ func New(o Options) (*Server, error) {
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
 	s.http = &http.Server{
-		Handler:           s,
-		Protocols:         &protocols,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       o.IdleTimeout,
-		MaxHeaderBytes:    64 << 10,
+		Handler:   s,
+		Protocols: &protocols,
+		// OPTIONS * goes the way of every request.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            10 * time.Second,
+		IdleTimeout:                  o.IdleTimeout,
+		MaxHeaderBytes:               64 << 10,
 		// No read or write timeouts for all: output streams for as long as its command runs, and uploads take what they take.
 		// See [Server.refuse] and [Server.bounded] for those who have shown no token, and for calls.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, SendPingTimeout: 30 * time.Second, PingTimeout: 30 * time.Second},

@@ -171,6 +171,19 @@ func TestEveryRouteAuthenticates(t *testing.T) {
 			t.Errorf("%s with a bad token: %s", path, res.Status)
 		}
 	}
+	// One that is no path, which net/http would answer by itself.
+	for _, header := range []string{"", "Origin: https://evil.lab\r\nAccess-Control-Request-Method: POST\r\n"} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(base, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "OPTIONS * HTTP/1.1\r\nHost: localhost\r\n%s\r\n", header)
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || res.StatusCode != 401 && header == "" || res.StatusCode != 403 && header != "" {
+			t.Errorf("OPTIONS * with %q: %v, %v", header, res, err)
+		}
+	}
 	if res := do(t, "GET", base+"/healthz", "", ""); res.StatusCode != http.StatusNoContent {
 		t.Errorf("/healthz: %s", res.Status)
 	}
@@ -387,7 +400,7 @@ func TestProxyHeaders(t *testing.T) {
 	})
 	url := fmt.Sprintf("%s/v1/sandboxes/%s/ports/%d", base, sb.ID, port)
 	res := do(t, "GET", url+"/x?q=1;2&%zz", "secret-token", "", "Cookie", "a=b", "X-Api-Key", "k", "X-Forwarded-For", "1.2.3.4", "X-Forwarded-Anything", "x", "Forwarded", "for=x",
-		"Proxy-Authorization", "Basic x", "Warren-User", "root", "Warren-Anything", "x", "X-Access-Token", "t", "X-Real-Ip", "1.2.3.4", "X-Mine", "yes", "Referer", base)
+		"Proxy-Authorization", "Basic x", "Warren-User", "root", "Warren-Anything", "x", "X-Access-Token", "t", "X-Warren-Token", "secret-token", "X-Real-Ip", "1.2.3.4", "X-Mine", "yes", "Referer", base)
 	body := text(res)
 	mu.Lock()
 	defer mu.Unlock()

@@ -2,9 +2,11 @@ package server
 
 import (
 	"context"
+	"errors"
 
 	"connectrpc.com/connect"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/engine"
 	warrenv1 "github.com/warren-sandbox/warren/proto/warren/v1"
 )
@@ -46,11 +48,16 @@ func (h sandboxService) ForkSandbox(ctx context.Context, req *connect.Request[wa
 
 func (h sandboxService) RollbackSandbox(ctx context.Context, req *connect.Request[warrenv1.RollbackSandboxRequest]) (*connect.Response[warrenv1.RollbackSandboxResponse], error) {
 	h.s.note(ctx, req.Msg.GetId())
-	if id, err := h.s.engine.Resolve(callerOf(ctx), req.Msg.GetId()); err == nil {
+	id, err := h.s.engine.Resolve(callerOf(ctx), req.Msg.GetId())
+	there := err == nil
+	if there {
 		defer h.s.pools.drop(id)
 	}
 	sb, err := h.s.engine.Rollback(ctx, callerOf(ctx), req.Msg.GetId(), req.Msg.GetSnapshot())
 	if err != nil {
+		if there && errors.Is(err, warren.ErrNotFound) {
+			h.s.note(ctx, req.Msg.GetSnapshot())
+		}
 		return nil, err
 	}
 	return connect.NewResponse(&warrenv1.RollbackSandboxResponse{Sandbox: sandboxTo(sb)}), nil

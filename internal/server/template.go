@@ -2,9 +2,11 @@ package server
 
 import (
 	"context"
+	"errors"
 
 	"connectrpc.com/connect"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/engine"
 	warrenv1 "github.com/warren-sandbox/warren/proto/warren/v1"
 )
@@ -28,6 +30,9 @@ func (h templateService) PutTemplate(ctx context.Context, req *connect.Request[w
 	r := engine.TemplateRequest{Name: m.GetName(), Snapshot: m.GetSnapshot(), Recipe: m.GetRecipe(), IdleTimeout: idle}
 	t, before, err := h.s.engine.PutTemplate(ctx, callerOf(ctx), r)
 	if err != nil {
+		if errors.Is(err, warren.ErrNotFound) {
+			h.s.note(ctx, m.GetSnapshot())
+		}
 		return nil, err
 	}
 	return connect.NewResponse(&warrenv1.PutTemplateResponse{Template: templateTo(t), PreviousSnapshotId: string(before)}), nil

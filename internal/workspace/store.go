@@ -136,7 +136,11 @@ func Open(o Options) (*Store, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{o: o}
-	if err := os.MkdirAll(o.Dir, 0o711); err != nil {
+	// Nobody else may pass through: files below belong to sandboxes, which let everybody read them, and command lines of git tell ids.
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Join(o.Dir, lockDir), 0o700); err != nil {

@@ -4078,7 +4078,7 @@ type ListFlowsRequest struct {
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Start after this record; 0 means with the oldest kept.
 	After int64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
-	// The record of calls instead, which only the owner of the server sees. Action is "call"; fields are call, method, target (a sandbox as the caller
+	// The record of calls instead, which only the owner of the server sees. Action is "call"; fields are call, method, target (what it was about, as the caller
 	// named it), result ("ok", "refused", "cut", or the kind of an error), status, request, ms, and of callers without a good token remote
 	// and more. Or Action is "preview": fields are port, by ("link", "cookie", "token", "public"; none for who was not let in), result, why, remote, and requests, which
 	// is 1 for the first of a kind and else counts those that followed within ten minutes of since.
