@@ -57,6 +57,8 @@ type Options struct {
 	PageWait, Wait time.Duration
 	// Answer is how long a program in a sandbox may take until it has sent the head of an answer; 0 means half an hour, for what compiles first.
 	Answer time.Duration
+	// Head is how long a handshake may take, and the head of a request; 0 means 10 seconds.
+	Head time.Duration
 	// Recheck is how often requests under way are looked at again; 0 means 2 seconds.
 	Recheck time.Duration
 	// Used is told how previews are used; nil means that nobody wants to know.
@@ -97,8 +99,6 @@ type pool struct {
 }
 
 const (
-	// headTime is how long a handshake may take, and how long the head of a request.
-	headTime = 10 * time.Second
 	// maxAnswerHead bounds the head of an answer.
 	maxAnswerHead = 256 << 10
 	connIdle      = 30 * time.Second
@@ -120,6 +120,7 @@ func New(o Options) (*Server, error) {
 	}
 	def(&o.PageWait, 3*time.Second)
 	def(&o.Wait, time.Minute)
+	def(&o.Head, 10*time.Second)
 	def(&o.Answer, 30*time.Minute)
 	def(&o.Recheck, 2*time.Second)
 	if o.MaxRequests == 0 {
@@ -142,7 +143,7 @@ func New(o Options) (*Server, error) {
 		Handler: s,
 		// OPTIONS * is for no preview, like all that names none.
 		DisableGeneralOptionsHandler: true,
-		ReadHeaderTimeout:            headTime,
+		ReadHeaderTimeout:            o.Head,
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               64 << 10,
 		// No read or write timeouts: what a page uploads, and what it is sent as it happens, take what they take.
@@ -182,7 +183,7 @@ func (s *Server) tick() {
 
 // Serve answers on a listener until [Server.Shutdown].
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(framing.Listen(l, headTime))
+	err := s.http.Serve(framing.Listen(l, s.opts.Head))
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
