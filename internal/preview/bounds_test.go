@@ -128,7 +128,7 @@ func TestOversize(t *testing.T) {
 // TestSlow has visitors and programs say the heads of what they want byte by byte, without end.
 func TestSlow(t *testing.T) {
 	const short = 300 * time.Millisecond
-	r := newRig(t, func(o *Options) { o.Answer = short })
+	r := newRig(t, func(o *Options) { o.Answer, o.Head = short, short })
 	ended := make(chan struct{}, 1)
 	r.listenRaw(boxA, 3000, func(c net.Conn, _ *http.Request) {
 		drip(c, "HTTP/1.1 200 OK\r\nX: ")
@@ -143,7 +143,6 @@ func TestSlow(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("the connection to a program that answers without end is kept")
 	}
-	r.s.http.ReadHeaderTimeout = short
 	c, err := net.Dial("tcp", r.l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

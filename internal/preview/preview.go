@@ -66,6 +66,8 @@ type Options struct {
 	Answer time.Duration
 	// Tries counts API tokens that are not good; nil means that nobody does.
 	Tries Tries
+	// Head is how long a handshake may take, and the head of a request; 0 means 10 seconds.
+	Head time.Duration
 	// Recheck is how often requests under way are looked at again; 0 means 2 seconds.
 	Recheck time.Duration
 	// Used is told how previews are used; nil means that nobody wants to know.
@@ -106,8 +108,6 @@ type pool struct {
 }
 
 const (
-	// headTime is how long a handshake may take, and how long the head of a request.
-	headTime = 10 * time.Second
 	// maxAnswerHead bounds the head of an answer.
 	maxAnswerHead = 256 << 10
 	connIdle      = 30 * time.Second
@@ -129,6 +129,7 @@ func New(o Options) (*Server, error) {
 	}
 	def(&o.PageWait, 3*time.Second)
 	def(&o.Wait, time.Minute)
+	def(&o.Head, 10*time.Second)
 	def(&o.Answer, 30*time.Minute)
 	def(&o.Recheck, 2*time.Second)
 	if o.MaxRequests == 0 {
@@ -151,7 +152,7 @@ func New(o Options) (*Server, error) {
 		Handler: s,
 		// OPTIONS * is for no preview, like all that names none.
 		DisableGeneralOptionsHandler: true,
-		ReadHeaderTimeout:            headTime,
+		ReadHeaderTimeout:            o.Head,
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               64 << 10,
 		// No read or write timeouts: what a page uploads, and what it is sent as it happens, take what they take.
@@ -191,7 +192,7 @@ func (s *Server) tick() {
 
 // Serve answers on a listener until [Server.Shutdown].
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(framing.Listen(l, headTime))
+	err := s.http.Serve(framing.Listen(l, s.opts.Head))
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
