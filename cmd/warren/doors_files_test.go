@@ -254,7 +254,7 @@ func swappedDirectories(p *probe) {
 		if i%10 == 0 {
 			at = append(at, p.stream("/warren.v1.WorkspaceService/Diff", fmt.Sprintf(`{"id":%q,"all":true}`, p.alice.box.ID)), p.call(p.alice.token, "WorkspaceService/GetWorkspace", fmt.Sprintf(`{"id":%q,"size":true}`, p.alice.box.ID)))
 		}
-		if i%100 == 10 {
+		if i%100 == 5 {
 			p.copied(&at)
 		}
 		for _, a := range at {

@@ -81,6 +81,14 @@ func (e *Engine) reserve(user string, more usage) error {
 		return err
 	}
 	err := within(&e.total, more, e.opts.Budgets.Total, "of this server")
+	if err != nil {
+		// Standbys go for what fits without them, and stay for what would not.
+		without := e.total
+		without.add(e.standbyUsage(), -1)
+		if within(&without, more, e.opts.Budgets.Total, "of this server") != nil {
+			return err
+		}
+	}
 	for err != nil && e.yieldStandby() {
 		err = within(&e.total, more, e.opts.Budgets.Total, "of this server")
 	}

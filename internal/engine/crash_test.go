@@ -273,10 +273,7 @@ func script(r *rig, j *journal) {
 	})
 	a.deleteSnapshot("files")
 	if _, _, err := r.PutTemplate(ctx, alice, TemplateRequest{Name: "app", Snapshot: "snap"}); err == nil {
-		for range 2000 {
-			if len(r.standing()) > 0 {
-				break
-			}
+		for r.preparing() {
 			time.Sleep(5 * time.Millisecond)
 		}
 		a.create("stood", Spec{Template: "app"})
@@ -773,7 +770,7 @@ func TestErrorAtEachFailpoint(t *testing.T) {
 			continue // they fail Open, see TestOpenFails
 		}
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, nil)
+			r := newRig(t, func(o *Options) { o.Standby = 1 })
 			if err := failpoint.Set(name + "=error"); err != nil {
 				t.Fatal(err)
 			}

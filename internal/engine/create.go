@@ -280,7 +280,7 @@ func (e *Engine) make(ctx context.Context, m *making) (*Sandbox, error) {
 		m = &making{e: e, caller: m.caller, spec: m.spec, key: m.key, flight: m.flight, from: m.from, fresh: true, began: m.began}
 		v, err = m.run(ctx)
 	}
-	if err == nil && m.spec.Template != "" && m.from != nil {
+	if err == nil && m.spec.Template != "" && m.from.stands(&m.spec) {
 		e.noteTemplate(m.caller.User, m.from.snap.row.ID)
 	}
 	took, _ := e.clock.Steady()
@@ -468,7 +468,7 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		m.ownWS = true
 		id = m.standby.row.ID
 		m.ws = &workspace{row: m.standby.ws}
-		m.ws.row.Keep, m.ws.row.Created = s.KeepWorkspace, now
+		m.ws.row.Keep = s.KeepWorkspace
 		e.spaces[m.ws.row.ID] = m.ws
 	case m.ws == nil:
 		m.ownWS = true
@@ -513,7 +513,7 @@ func (m *making) build(ctx context.Context) error {
 	}
 	if m.standby != nil {
 		if err := m.wake(ctx); err != nil {
-			m.asleep = true
+			m.asleep = ctx.Err() == nil // else it was cut short
 			return err
 		}
 		return m.settle(ctx)

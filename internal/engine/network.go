@@ -499,6 +499,7 @@ func (e *Engine) TendNetwork() {
 	default:
 	}
 	e.peersChanged()
+	e.renewStandbys()
 }
 
 // watchedPolicy is a policy that running sandboxes have.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -307,13 +308,23 @@ func (e *Engine) completeInterrupted(sb *sandbox, op *operation) {
 		}
 		bctx, bcancel := context.WithTimeout(ctx, e.opts.BootTimeout)
 		defer bcancel()
-		// One that stood by may have been killed off before it was woken; to wake it twice is no harm.
+		// What it may reach is what its spec says, also for one that stood by and was cut off before it was woken; to wake it twice is no harm.
+		e.mu.Lock()
+		sb.policy, sb.placeholders = cmp.Or(spec.Policy, NoNetwork), spec.Placeholders
+		e.mu.Unlock()
+		if err := e.setPolicy(bctx, row.ID, spec); err != nil {
+			return err
+		}
 		if s, ok := driver.As[driver.Freezer](e.opts.Drivers[row.Driver]); ok {
 			if err := s.Thaw(bctx, row.ID); err != nil {
 				return err
 			}
 		}
-		if err := e.greet(bctx, bootRequest{row: &row, spec: spec, image: img}); err != nil {
+		r := bootRequest{row: &row, spec: spec, image: img}
+		if row.SnapshotID != "" || row.SourceID != "" {
+			r.event = "fork"
+		}
+		if err := e.greet(bctx, r); err != nil {
 			return err
 		}
 		row.State = string(Running)

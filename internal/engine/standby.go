@@ -177,8 +177,8 @@ func (e *Engine) makeStandby(ctx context.Context, k *standbyKind) (_ *standby, e
 	if err != nil {
 		return nil, err
 	}
-	if SnapshotKind(snap.row.Kind) != MemorySnapshot || len(have.Mounts) > 0 {
-		return nil, fmt.Errorf("a standby is of memory, and has no mounts: %w", errUnsupported)
+	if SnapshotKind(snap.row.Kind) != MemorySnapshot || len(have.Mounts) > 0 || have.PrivateNetwork != "" {
+		return nil, fmt.Errorf("a standby is of memory, and has no mounts and no private network: %w", errUnsupported)
 	}
 	s, err := e.snapshotter(snap.row.Driver)
 	if err != nil {
@@ -278,9 +278,14 @@ func (sp *standby) cost() usage {
 // unreserveShared gives back what a standby counts for. The caller holds mu.
 func (e *Engine) unreserveShared(sp *standby) { e.total.add(sp.cost(), -1) }
 
+// stands says whether one that stands by could become what is asked for.
+func (o *origin) stands(s *Spec) bool {
+	return o != nil && o.source == "" && s.WorkspaceID == "" && s.PrivateNetwork == "" && len(s.Mounts) == 0 && s.Resources.limits() == o.snap.limits()
+}
+
 // takeStandby takes one that can become what is asked for, or returns nil. The caller holds mu.
 func (e *Engine) takeStandby(owner string, o *origin, s *Spec) *standby {
-	if o == nil || o.source != "" || s.WorkspaceID != "" || s.PrivateNetwork != "" || len(s.Mounts) > 0 {
+	if !o.stands(s) {
 		return nil
 	}
 	k := e.standbys[ownedName{owner, string(o.snap.row.ID)}]
@@ -319,14 +324,8 @@ func (m *making) wake(ctx context.Context) error {
 		e.mu.Lock()
 		m.sb.policy, m.sb.placeholders = m.spec.Policy, m.spec.Placeholders
 		e.mu.Unlock()
-		if m.standby.carded {
-			p, err := e.armed(e.effective(id, m.spec.Policy), m.spec.Placeholders)
-			if err != nil {
-				return err
-			}
-			if err := e.opts.Network.SetPolicy(ctx, id, p); err != nil {
-				return fmt.Errorf("the gateway does not serve its network card: %w", err)
-			}
+		if err := e.setPolicy(ctx, id, &m.spec); err != nil {
+			return err
 		}
 		s, err := e.snapshotter(m.sb.row.Driver)
 		if err != nil {
@@ -344,18 +343,43 @@ func (m *making) wake(ctx context.Context) error {
 	})
 }
 
+// setPolicy makes the policy of a spec that of a sandbox's card, which is there.
+func (e *Engine) setPolicy(ctx context.Context, id warren.SandboxID, s *Spec) error {
+	if s.Policy == "" || s.Policy == NoNetwork || e.opts.Network == nil {
+		return nil
+	}
+	p, err := e.armed(e.effective(id, s.Policy), s.Placeholders)
+	if err != nil {
+		return err
+	}
+	if err := e.opts.Network.SetPolicy(ctx, id, p); err != nil {
+		return fmt.Errorf("the gateway does not serve its network card: %w", err)
+	}
+	return nil
+}
+
 // yieldStandby lets one go, that of the template which was used longest ago, and says whether there was one. The caller holds mu.
 func (e *Engine) yieldStandby() bool {
 	kinds := e.standbyKinds()
 	slices.Reverse(kinds)
 	for _, k := range kinds {
 		if len(k.have) > 0 {
-			k.uses = nil
 			e.spawnErase(k.pop())
+			k.uses = k.uses[max(len(k.uses)-len(k.have), 0):] // no other is made in its place
 			return true
 		}
 	}
 	return false
+}
+
+// standbyUsage is what all of them count for. The caller holds mu.
+func (e *Engine) standbyUsage() (u usage) {
+	for _, k := range e.standbys {
+		for _, sp := range k.have {
+			u.add(sp.cost(), 1)
+		}
+	}
+	return u
 }
 
 // coolStandbys lets all go, or all of one image, and waits until they are gone.
@@ -364,6 +388,7 @@ func (e *Engine) coolStandbys(digest string) {
 	e.mu.Lock()
 	for _, k := range e.standbyKinds() {
 		keep := k.have[:0]
+		had := len(k.have)
 		for _, sp := range k.have {
 			if digest != "" && sp.row.ImageDigest != digest {
 				keep = append(keep, sp)
@@ -372,7 +397,7 @@ func (e *Engine) coolStandbys(digest string) {
 			e.unreserveShared(sp)
 			gone = append(gone, sp)
 		}
-		if k.have = keep; len(keep) == 0 {
+		if k.have = keep; digest == "" || len(keep) < had {
 			k.uses = nil
 		}
 	}
@@ -382,6 +407,21 @@ func (e *Engine) coolStandbys(digest string) {
 		wg.Go(func() { e.eraseStandby(sp) })
 	}
 	wg.Wait()
+}
+
+// renewStandbys lets those go that have a network card, which nobody serves any more, and has others made.
+func (e *Engine) renewStandbys() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, k := range e.standbys {
+		k.have = slices.DeleteFunc(k.have, func(sp *standby) bool {
+			if sp.carded {
+				e.spawnErase(sp)
+			}
+			return sp.carded
+		})
+	}
+	e.sizeStandbys()
 }
 
 // standbyDied removes one whose execution has ended. The caller holds mu.

@@ -24,6 +24,13 @@ func (r *rig) standing() (ids []warren.SandboxID) {
 	return ids
 }
 
+// preparing says whether one is being made.
+func (r *rig) preparing() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.standingBy
+}
+
 func (r *rig) stand(n int) []warren.SandboxID {
 	r.t.Helper()
 	eventually(r.t, "as many as wanted stand by", func() bool { return len(r.standing()) == n })
@@ -172,10 +179,18 @@ func TestStandbyYields(t *testing.T) {
 	if got := r.stand(1); got[0] != id {
 		t.Errorf("%v stand by, %s did", got, id)
 	}
-	// One that ends by itself is not taken either.
+	// Nor is it let go for what would not fit without it.
 	r.mu.Lock()
 	r.opts.Budgets.PerUser.Sandboxes = 0
+	r.opts.Budgets.Total.Memory = 16 << 30
 	r.mu.Unlock()
+	if _, err := r.Create(ctx, bob, CreateRequest{Spec: Spec{Resources: Resources{MemoryBytes: 17 << 30}}}, nil); !errors.Is(err, warren.ErrExhausted) {
+		t.Errorf("more than there is: %v", err)
+	}
+	if got := r.stand(1); got[0] != id {
+		t.Errorf("%v stand by, %s did", got, id)
+	}
+	// One that ends by itself is not taken either.
 	r.world.Kill(id, driver.Exit{Reason: "oom"})
 	r.stand(0)
 	if kid := r.create(alice, Spec{Name: "kid", Template: "app"}); kid.ID == id || woken(kid) {
@@ -188,11 +203,18 @@ type drowsy struct {
 	driver.Driver
 	driver.Snapshotter
 	sleeps atomic.Bool
+	// asked, when set, gets a word when somebody is to be woken, who is then woken no more.
+	asked chan struct{}
 }
 
 func (d *drowsy) Unwrap() driver.Driver { return d.Driver }
 
 func (d *drowsy) Thaw(ctx context.Context, id warren.SandboxID) error {
+	if d.asked != nil {
+		d.asked <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	if d.sleeps.Load() {
 		return errors.New("it sleeps on")
 	}
@@ -230,6 +252,34 @@ func TestStandbySleepsOn(t *testing.T) {
 	}
 	if ids := r.world.IDs(); len(ids) != 0 {
 		t.Errorf("the driver has %v", ids)
+	}
+}
+
+// TestStandbyDeletedInWake has a sandbox deleted while it is woken: none is made in its place.
+func TestStandbyDeletedInWake(t *testing.T) {
+	var d *drowsy
+	r := standbyRig(t, func(o *Options) {
+		fake := o.Drivers["fake"]
+		d = &drowsy{Driver: fake, Snapshotter: fake.(driver.Snapshotter)}
+		o.Drivers["fake"] = d
+	})
+	r.put("app", "one")
+	r.stand(1)
+	d.asked = make(chan struct{})
+	made := make(chan error, 1)
+	go func() {
+		_, err := r.Create(context.Background(), alice, CreateRequest{Spec: Spec{Name: "kid", Template: "app"}}, nil)
+		made <- err
+	}()
+	<-d.asked
+	if err := r.Delete(t.Context(), alice, DeleteRequest{ID: "kid"}); err != nil {
+		t.Error(err)
+	}
+	if err := <-made; !errors.Is(err, warren.ErrState) {
+		t.Errorf("the create: %v", err)
+	}
+	if list, _, err := r.List(t.Context(), alice, ListRequest{}); err != nil || len(list) != 1 {
+		t.Errorf("%d sandboxes are listed: %v", len(list), err)
 	}
 }
 

@@ -97,7 +97,10 @@ func (c *Conn) Check(method, target string) error {
 		return faulty("there is one more than came")
 	}
 	h := c.heads[0]
-	c.heads = c.heads[1:]
+	c.heads[0] = head{} // which may be long
+	if c.heads = c.heads[1:]; len(c.heads) == 0 {
+		c.heads = nil
+	}
 	switch {
 	case h.fault != nil:
 		return h.fault
@@ -186,6 +189,9 @@ func (s *scanner) scan(b []byte, begun func(head)) (n int, fault error) {
 		}
 		s.cr = s.last == '\r'
 		h, err := s.next()
+		if cap(s.line) > keptLine {
+			s.line = nil // a connection that waits shall not hold what was long once
+		}
 		s.line, s.long, s.last = s.line[:0], 0, 0
 		if err != nil {
 			return n, err
@@ -197,6 +203,9 @@ func (s *scanner) scan(b []byte, begun func(head)) (n int, fault error) {
 	}
 	return n, nil
 }
+
+// keptLine is how much room for lines a connection keeps between them.
+const keptLine = 4 << 10
 
 // room is how much of a line is kept.
 func (s *scanner) room() int {

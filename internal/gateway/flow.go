@@ -126,7 +126,7 @@ func (c *card) begin(ctx context.Context, f *flow) error {
 			return err
 		}
 	}
-	if err := c.g.share.room(len(c.flows)); err != nil {
+	if err := c.g.share.room(len(c.flows) - c.inward); err != nil {
 		return err
 	}
 	c.flows[f] = true

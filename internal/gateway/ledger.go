@@ -15,13 +15,16 @@ const (
 	// oldest go when it is full.
 	defaultRecords = 50
 	burstRecords   = 10_000
-	// ledgerTime is how long what is more than that is counted, before the counts are written. maxKinds bounds what is told apart.
+	// ledgerTime is how long what is more than that is counted, before the counts are written. maxKinds bounds what is told apart, and maxReached with whom there
+	// were connections and secrets were used, apart from all else.
 	ledgerTime = 10 * time.Second
 	maxKinds   = 50
+	maxReached = 500
 )
 
 // ledger decides which of a sandbox's records are written one by one. Of the others the first of each kind is as well, and the rest are counted by kind and
-// written as one, so that nothing can hide behind a flood of something else, and nothing is lost.
+// written as one. When there are too many kinds, what is more is counted by what was done alone; but a connection to one more host, and one more secret, is refused
+// then, so that whom a sandbox has reached cannot be hidden behind a flood of anything.
 type ledger struct {
 	rate bucket
 	// write puts an entry on record.
@@ -31,7 +34,9 @@ type ledger struct {
 
 	mu     sync.Mutex
 	counts map[kind]*Entry
-	timer  *time.Timer
+	// reached is how many of them are of what was reached.
+	reached int
+	timer   *time.Timer
 	// failed says that the last entry could not be written: until one can, none is counted, so that whoever may do nothing unrecorded finds out.
 	failed bool
 }
@@ -59,8 +64,10 @@ func kindOfEntry(e *Entry) kind {
 
 // add writes an entry, or counts it.
 func (l *ledger) add(e Entry) error {
-	if _, ok := l.rate.take(); !ok && l.count(&e) {
-		return nil
+	if _, ok := l.rate.take(); !ok {
+		if counted, err := l.count(&e); counted || err != nil {
+			return err
+		}
 	}
 	err := l.write(e)
 	l.mu.Lock()
@@ -69,17 +76,29 @@ func (l *ledger) add(e Entry) error {
 	return err
 }
 
-// count counts an entry, unless it has to be written.
-func (l *ledger) count(e *Entry) bool {
+// reaches says whether an action tells whom a sandbox has reached; of a flow's end, with how many bytes.
+func reaches(action string) bool {
+	return action == "flow.open" || action == "secret.use" || action == "flow.close"
+}
+
+// count counts an entry, unless it has to be written. An error is that what it tells of may not be.
+func (l *ledger) count(e *Entry) (counted bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.failed {
-		return false
+		return false, nil
 	}
 	k := kindOfEntry(e)
 	sum, known := l.counts[k], true
 	if sum == nil {
-		if len(l.counts) >= maxKinds {
+		full := len(l.counts)-l.reached >= maxKinds
+		if reaches(e.Action) {
+			full = l.reached >= maxReached
+		}
+		if full && reaches(e.Action) && e.Action != "flow.close" {
+			return false, &limitError{fmt.Sprintf("the sandbox writes more than its share of the record, and has reached %d hosts or used secrets in as many ways within %s", maxReached, l.wait)}
+		}
+		if full {
 			// One for all others, by what was done.
 			k = kind{action: e.Action}
 			sum = l.counts[k]
@@ -94,24 +113,27 @@ func (l *ledger) count(e *Entry) bool {
 			Secret: k.secret, Peer: k.peer, Inward: k.inward,
 		}
 		l.counts[k] = sum
+		if reaches(e.Action) {
+			l.reached++
+		}
 		if l.timer == nil {
 			l.timer = time.AfterFunc(l.wait, l.settle)
 		}
 	}
 	if !known {
-		return false
+		return false, nil
 	}
 	sum.More += 1 + e.More
 	sum.Up += e.Up
 	sum.Down += e.Down
-	return true
+	return true, nil
 }
 
 // settle writes what was counted.
 func (l *ledger) settle() {
 	l.mu.Lock()
 	counts := l.counts
-	l.counts = map[kind]*Entry{}
+	l.counts, l.reached = map[kind]*Entry{}, 0
 	if l.timer != nil {
 		l.timer.Stop()
 		l.timer = nil
@@ -133,6 +155,9 @@ func (l *ledger) settle() {
 			now.More, now.Up, now.Down = now.More+e.More, now.Up+e.Up, now.Down+e.Down
 		} else {
 			l.counts[k] = e
+			if reaches(k.action) {
+				l.reached++
+			}
 		}
 		if l.timer == nil {
 			l.timer = time.AfterFunc(l.wait, l.settle)

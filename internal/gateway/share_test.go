@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren/internal/policy"
 )
@@ -94,6 +95,56 @@ func TestLedger(t *testing.T) {
 	l.settle()
 	if single, counted, _ := b.total("http.request"); single+counted != 1003 {
 		t.Errorf("of 1003 requests %d are on record and %d are counted", single, counted)
+	}
+}
+
+// TestLedgerHidesNobody floods the record with kinds of one thing, and looks whether what is reached meanwhile is still told.
+func TestLedgerHidesNobody(t *testing.T) {
+	var list []Entry
+	l := newLedger(1, func(e Entry) error { list = append(list, e); return nil })
+	l.wait = time.Hour
+	for l.add(Entry{Action: "dns.deny", Host: "flood.lab"}); len(list) < burstRecords; {
+		l.add(Entry{Action: "dns.deny", Host: "flood.lab"})
+	}
+	for i := range 3 * maxKinds {
+		l.add(Entry{Action: "flow.deny", Host: "flood.lab", Port: uint16(i)})
+	}
+	for _, e := range []Entry{
+		{Action: "flow.open", Host: "exfil.lab", Addr: "11.6.6.6"}, {Action: "secret.use", Host: "exfil.lab", Secret: "key"}, {Action: "flow.close", Host: "exfil.lab", Up: 1 << 30},
+	} {
+		if err := l.add(e); err != nil {
+			t.Error(err)
+		}
+		if last := list[len(list)-1]; last.Action != e.Action || last.Host != "exfil.lab" || last.Up != e.Up {
+			t.Errorf("after %s the last record is %+v", e.Action, last)
+		}
+	}
+	// More hosts than there is room for are not reached.
+	var err error
+	for i := 0; err == nil && i < 2*maxReached; i++ {
+		err = l.add(Entry{Action: "flow.open", Host: policy.Host(fmt.Sprintf("n%d.lab", i))})
+	}
+	if limit := (*limitError)(nil); !errors.As(err, &limit) {
+		t.Errorf("a flow to one host more: %v", err)
+	}
+	if err := l.add(Entry{Action: "flow.open", Host: "exfil.lab", Addr: "11.6.6.6"}); err != nil {
+		t.Errorf("a flow to a host that is known: %v", err)
+	}
+	if err := l.add(Entry{Action: "flow.close", Host: "other.lab", Up: 5}); err != nil {
+		t.Errorf("the end of a flow: %v", err)
+	}
+	l.settle()
+	var opened int64
+	for _, e := range list {
+		if e.Action == "record.more" && e.Of == "flow.open" && e.Host == "exfil.lab" {
+			opened += e.More
+		}
+	}
+	if opened != 1 {
+		t.Errorf("%d more flows to it are counted, want 1", opened)
+	}
+	if err := l.add(Entry{Action: "flow.open", Host: "new.lab"}); err != nil {
+		t.Errorf("after the counts were written: %v", err)
 	}
 }
 

@@ -106,7 +106,16 @@ func (s *Server) keepServices(req *wire.PutServicesRequest) error {
 		return err
 	}
 	// Beside it first: a snapshot may be taken at any moment.
-	if err := os.WriteFile(path+".new", wire.Append(nil, req), 0o600); err != nil {
+	// What lies there may be anybody's, and is neither followed nor waited for.
+	if err := os.Remove(path + ".new"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(wire.Append(nil, req))
+	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)

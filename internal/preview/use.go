@@ -30,7 +30,7 @@ type Use struct {
 const (
 	// useTime is how long uses of a kind are counted before they are told.
 	useTime = 10 * time.Minute
-	// maxUses bounds what is told apart, of those who are let in and of all others; what is beyond is told without a sandbox.
+	// maxUses bounds what is told apart, of each user's previews for those who are let in and of all others together; what is beyond is told without a sandbox.
 	maxUses = 500
 )
 
@@ -52,7 +52,8 @@ type uses struct {
 
 	mu     sync.Mutex
 	counts map[useKind]*Use
-	in     int // of counts, those that were let in
+	in     map[string]int // of counts, those that were let in, by user
+	all    int            // the sum of those
 }
 
 // note counts a use, and tells of it if it is the first of its kind.
@@ -66,8 +67,8 @@ func (u *uses) note(r *http.Request, at place, g grant, refused string, now time
 	}
 	u.mu.Lock()
 	if u.counts[k] == nil {
-		if full := len(u.counts) - u.in; k.by == "" && full >= maxUses || k.by != "" && u.in >= maxUses {
-			k.at, k.user = place{}, ""
+		if full := len(u.counts) - u.all; k.by == "" && full >= maxUses || k.by != "" && u.in[k.user] >= maxUses {
+			k.at = place{}
 		}
 	}
 	if have := u.counts[k]; have != nil {
@@ -86,7 +87,11 @@ func (u *uses) note(r *http.Request, at place, g grant, refused string, now time
 	}
 	u.counts[k] = &rest
 	if k.by != "" {
-		u.in++
+		if u.in == nil {
+			u.in = map[string]int{}
+		}
+		u.in[k.user]++
+		u.all++
 	}
 	u.mu.Unlock()
 	if refused != "" {
@@ -110,7 +115,10 @@ func (u *uses) settle(now time.Time) {
 		}
 		delete(u.counts, k)
 		if k.by != "" {
-			u.in--
+			u.all--
+			if u.in[k.user]--; u.in[k.user] == 0 {
+				delete(u.in, k.user)
+			}
 		}
 		if c.Requests > 0 {
 			c.Remote = ""

@@ -130,7 +130,7 @@ func TestUsesAreBounded(t *testing.T) {
 	if total != 6*maxUses {
 		t.Errorf("%d requests of %d are told", total, 6*maxUses)
 	}
-	if len(u.counts) != 0 || u.in != 0 {
-		t.Errorf("%d are kept, %d of them let in", len(u.counts), u.in)
+	if len(u.counts) != 0 || len(u.in) != 0 || u.all != 0 {
+		t.Errorf("%d are kept, %d of them let in", len(u.counts), u.all)
 	}
 }
