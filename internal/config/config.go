@@ -220,7 +220,7 @@ var settings = []setting{
 	}},
 	text("driver", "driver of sandboxes that name none", func(c *Config) *string { return &c.Driver }),
 	text("image", "image of sandboxes that name none", func(c *Config) *string { return &c.Image }),
-	text("docker.host", "docker's engine: unix://, ssh:// or tcp:// with TLS (DOCKER_HOST, else the docker context)", func(c *Config) *string { return &c.Docker.Host }),
+	text("docker.host", "docker's engine: unix://, ssh:// or tcp:// with TLS (DOCKER_HOST, docker context)", func(c *Config) *string { return &c.Docker.Host }),
 	text("docker.runtime", "the engine's runtime for sandboxes that name none, such as runsc", func(c *Config) *string { return &c.Docker.Runtime }),
 	list("docker.accept", "protections that the engine may lack: no-user-namespace, no-disk-limit, copied-mounts", func(c *Config) *[]string { return &c.Docker.Accept }),
 	one("defaults.cpu", "processors of a sandbox", func(c *Config, v string) error { return c.Defaults.CPU.Set(v) }),
@@ -253,7 +253,7 @@ var settings = []setting{
 	count("gateway.connections", "connections of all sandboxes together, at most (16384)", func(c *Config) *uint32 { return &c.Gateway.Connections }),
 	one("gateway.memory", "memory for connections of all sandboxes together (a quarter of the host's)", func(c *Config, v string) error { return c.Gateway.Memory.Set(v) }),
 	count("gateway.records", "records a second that one sandbox may write one by one (50)", func(c *Config) *uint32 { return &c.Gateway.Records }),
-	{key: "gateway.own", help: "networks that count as this machine's own addresses, such as its public one behind NAT: only rules that name them open them", list: true,
+	{key: "gateway.own", help: "networks that count as this machine's own addresses: only rules that name them open them", list: true,
 		set: func(c *Config, vs []string) error {
 			c.Gateway.Own = nil
 			for _, v := range vs {
@@ -281,7 +281,7 @@ var settings = []setting{
 	text("snapshots.key", "file with the key, 64 hex digits, that memory images are encrypted with", func(c *Config) *string { return &c.Snapshots.Key }),
 	text("snapshots.compress", "compress memory images: always or never (up to 8MiB)", func(c *Config) *string { return &c.Snapshots.Compress }),
 	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 4, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
-	count("standby", "sandboxes of templates restored before they are asked for, at most (0 to 2, one for 8 GB of memory)", func(c *Config) *uint32 { return &c.Standby }),
+	count("standby", "sandboxes of templates restored beforehand, at most (0 to 2, one for 8 GB of memory)", func(c *Config) *uint32 { return &c.Standby }),
 	text("log.level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	text("log.format", "text or json", func(c *Config) *string { return &c.LogFormat }),
 }
