@@ -10,6 +10,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/store"
 )
 
 // standing are the ids of those that stand by.
@@ -297,5 +298,61 @@ func TestStandbyWithoutMemory(t *testing.T) {
 	})
 	if kid := r.create(alice, Spec{Name: "kid", Template: "app"}); woken(kid) || !strings.HasPrefix(string(kid.ID), "s") {
 		t.Errorf("made was %+v", kid)
+	}
+}
+
+// TestStandbyPolicy looks at what the card of a standby lets pass, before and after it is somebody's, also when the server ends in between.
+func TestStandbyPolicy(t *testing.T) {
+	r, n := secretRig(t)
+	r.stop()
+	change := r.change
+	r.change = func(o *Options) {
+		change(o)
+		o.Standby = 1
+	}
+	r.start()
+	policyOf := func(id warren.SandboxID) string {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.have[id].Name
+	}
+	r.create(alice, Spec{Name: "box", Policy: "open"})
+	r.snapshotNow("box", "one")
+	r.put("app", "one")
+	id := r.stand(1)[0]
+	if got := policyOf(id); got != "locked" {
+		t.Errorf("while it stands by its policy is %q", got)
+	}
+	req := CreateRequest{Spec: Spec{Name: "kid", Template: "app", Policy: "registries"}, IdempotencyKey: "k"}
+	kid, err := r.Create(t.Context(), alice, req, nil)
+	if err != nil || kid.ID != id || policyOf(id) != "registries" {
+		t.Fatalf("made was %+v with policy %q, %v", kid, policyOf(id), err)
+	}
+	if plain := r.create(alice, Spec{Name: "plain", Template: "app", Policy: NoNetwork}); woken(plain) {
+		t.Errorf("without a network: %+v", plain)
+	}
+
+	// As if the server had ended before it was woken: the next one makes it what was asked for.
+	ctx := context.Background()
+	if err := r.store.Update(ctx, func(tx *store.Tx) error {
+		r.mu.Lock()
+		row := r.boxes[id].row
+		r.mu.Unlock()
+		row.State = string(Creating)
+		return tx.UpdateSandbox(&row)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	n.mu.Lock()
+	n.have[id] = NetworkPolicy{Name: "locked"}
+	n.mu.Unlock()
+	r.start()
+	again, err := r.Create(ctx, alice, req, nil)
+	if err != nil || again.ID != id || policyOf(id) != "registries" {
+		t.Fatalf("the next server made %+v with policy %q, %v", again, policyOf(id), err)
+	}
+	if !slices.ContainsFunc(r.carded(), func(sb cardedSandbox) bool { return sb.id == id && sb.policy == "registries" }) {
+		t.Errorf("its policy is not looked after: %+v", r.carded())
 	}
 }
