@@ -481,8 +481,12 @@ func listeners(pid int) (all []listener, err error) {
 			inodes[strings.Trim(to[7:], "[]")] = true
 		}
 	}
+	of, root := fmt.Sprintf("/proc/%d", pid), fmt.Sprintf("/proc/%d/root", pid)
+	if pid == os.Getpid() {
+		of, root = "/proc/thread-self", "" // its first thread may have been taken into a network namespace by another test
+	}
 	for _, network := range []string{"tcp", "tcp6", "udp", "udp6", "unix"} {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, network))
+		text, err := os.ReadFile(of + "/net/" + network)
 		if err != nil {
 			continue
 		}
@@ -492,7 +496,7 @@ func listeners(pid int) (all []listener, err error) {
 			case network == "unix":
 				// Num RefCount Protocol Flags Type St Inode Path; 00010000 is a socket that listens.
 				if len(f) > 7 && f[3] == "00010000" && inodes[f[6]] {
-					all = append(all, listener{network, f[7], fmt.Sprintf("/proc/%d/root", pid)})
+					all = append(all, listener{network, f[7], root})
 				}
 			case len(f) > 9 && inodes[f[9]] && (f[3] == "0A" || strings.HasPrefix(network, "udp") && strings.HasSuffix(f[2], ":0000")):
 				all = append(all, listener{network, f[1], ""})
