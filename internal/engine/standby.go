@@ -272,7 +272,7 @@ func (e *Engine) memoryRoom(need int64) error {
 }
 
 func (sp *standby) cost() usage {
-	return cost(driver.Limits{CPUMillis: sp.row.CPUMillis, Memory: sp.row.Memory, Disk: sp.row.Disk}, true)
+	return cost(sp.limits(), true)
 }
 
 // unreserveShared gives back what a standby counts for. The caller holds mu.
