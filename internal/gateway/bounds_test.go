@@ -112,24 +112,12 @@ func TestSlowHeads(t *testing.T) {
 	const short = 300 * time.Millisecond
 	l.g.inspect.server.ReadHeaderTimeout, l.g.inspect.answerTime = short, short
 	in := l.sandbox("one", "allow:\n  - {host: api.lab, inspect: true}\n  - {host: plain.lab, protocol: http, inspect: true}\n  - {host: slow.lab, protocol: http, inspect: true}\n")
-	open := func(name string, port uint16) net.Conn {
-		a, err := in.lookup(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := in.dial(t.Context(), netip.AddrPortFrom(a, port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.SetDeadline(time.Now().Add(time.Minute))
-		return c
-	}
 	for name, c := range map[string]struct {
 		conn  net.Conn
 		begin string
 	}{
-		"plain": {open("plain.lab", 80), "GET / HTTP/1.1\r\nX: "},
-		"TLS":   {in.tls(open("api.lab", 443), "api.lab"), "GET / HTTP/1.1\r\nX: "},
+		"plain": {in.connect(t, "plain.lab", 80), "GET / HTTP/1.1\r\nX: "},
+		"TLS":   {in.tls(in.connect(t, "api.lab", 443), "api.lab"), "GET / HTTP/1.1\r\nX: "},
 	} {
 		dripped := make(chan struct{})
 		go func() {

@@ -64,19 +64,6 @@ func TestHalfClose(t *testing.T) {
 		}
 	})
 	in := l.sandbox("one", "allow:\n  - {host: raw.lab, protocol: tcp, ports: [9000, 9001]}\n  - {host: plain.lab, protocol: http, inspect: true}\n")
-	open := func(name string, port uint16) net.Conn {
-		a, err := in.lookup(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := in.dial(t.Context(), netip.AddrPortFrom(a, port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(time.Minute))
-		return c
-	}
 	said := func() string {
 		select {
 		case s := <-heard:
@@ -85,7 +72,7 @@ func TestHalfClose(t *testing.T) {
 			return "nothing, for a minute"
 		}
 	}
-	c := open("raw.lab", 9000)
+	c := in.connect(t, "raw.lab", 9000)
 	if _, err := io.Copy(c, noise(size)); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +83,7 @@ func TestHalfClose(t *testing.T) {
 	if got := sumOf(c); got != want {
 		t.Errorf("after its own end the client hears %s, want %s", got, want)
 	}
-	c = open("raw.lab", 9001)
+	c = in.connect(t, "raw.lab", 9001)
 	if got := sumOf(c); got != want {
 		t.Errorf("of a server that ends first the client hears %s, want %s", got, want)
 	}
@@ -108,7 +95,7 @@ func TestHalfClose(t *testing.T) {
 		t.Errorf("after its own end the server hears %s, want %s", got, want)
 	}
 	// Inspected: the end of the server's connection is that of its answer.
-	c = open("plain.lab", 80)
+	c = in.connect(t, "plain.lab", 80)
 	io.WriteString(c, "GET / HTTP/1.1\r\nHost: plain.lab\r\n\r\n")
 	res, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
@@ -118,7 +105,7 @@ func TestHalfClose(t *testing.T) {
 		t.Errorf("an answer without a length: %s, want %s", got, want)
 	}
 	// A client that ends its half while it waits is taken to have gone, so that who gives a request up ends it at the server too.
-	c = open("plain.lab", 80)
+	c = in.connect(t, "plain.lab", 80)
 	io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: plain.lab\r\n\r\n")
 	if got := said(); got != "begun" {
 		t.Fatal(got)

@@ -414,6 +414,22 @@ func (in *inside) lookup(name string) (netip.Addr, error) {
 	return a, nil
 }
 
+// connect connects to a name, for a minute at most.
+func (in *inside) connect(t *testing.T, name string, port uint16) net.Conn {
+	t.Helper()
+	a, err := in.lookup(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := in.dial(t.Context(), netip.AddrPortFrom(a, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(time.Minute))
+	return c
+}
+
 // dialName connects to a name as a program does.
 func (in *inside) dialName(ctx context.Context, _, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
