@@ -42,7 +42,7 @@ demo: build ## from a real repository to a diff, a kill and a commit, with times
 .PHONY: test
 test: build ## every test; a test that cannot run here fails
 	@script/setup.sh test
-	@WARREN_REQUIRE_ALL=1 WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -vet off -p $(JOBS) -timeout 60m ./...
+	@WARREN_REQUIRE_ALL=1 WARREN_BIN=$(CURDIR)/bin $(GO) run ./script/testsum -vet off -p $(JOBS) -timeout 35m ./...
 
 .PHONY: check
 check: ## formatting, vet, staticcheck, generated code, import rules, cross-builds, sizes

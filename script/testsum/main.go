@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -150,16 +151,23 @@ func (s *summary) endPackage(e event, text []string) {
 			fmt.Fprint(s.out, strings.Join(s.output[e.FailedBuild], ""))
 		}
 		// A test that never ended, such as one that a panic or the time limit cut short, has said so in its own output.
-		for key, lines := range s.output {
-			if strings.HasPrefix(key, e.Package+"\x00") {
-				fmt.Fprint(s.out, strings.Join(lines, ""))
-				delete(s.output, key)
-				s.failed++
-				s.failures = append(s.failures, strings.ReplaceAll(key, "\x00", " ")+" (did not end)")
-			}
-		}
+		s.cutShort(e.Package)
 	}
 	fmt.Fprintf(s.out, "%s %-60s %6.1fs\n", word, e.Package, e.Elapsed)
+}
+
+// cutShort counts the tests of a package, or of all, that began and did not end as failed, and prints what they had said.
+func (s *summary) cutShort(pkg string) {
+	for _, key := range slices.Sorted(maps.Keys(s.output)) {
+		name, test, isTest := strings.Cut(key, "\x00")
+		if !isTest || test == "" || pkg != "" && name != pkg {
+			continue
+		}
+		fmt.Fprint(s.out, strings.Join(s.output[key], ""))
+		delete(s.output, key)
+		s.failed++
+		s.failures = append(s.failures, name+" "+test+" (did not end)")
+	}
 }
 
 // reason returns what a test said before it was skipped.
@@ -174,6 +182,9 @@ func reason(text []string) string {
 }
 
 func (s *summary) verdict(elapsed time.Duration, err error) int {
+	if err != nil {
+		s.cutShort("") // go test itself was ended, and could not tell of any package
+	}
 	slices.SortFunc(s.slow, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
 	for _, t := range s.slow[:min(len(s.slow), slowest)] {
 		if t.seconds >= 1 {
@@ -194,7 +205,7 @@ func (s *summary) verdict(elapsed time.Duration, err error) int {
 	if err != nil || s.failed > 0 || len(s.packFail) > 0 || s.passed == 0 {
 		word, code = "FAIL", 1
 	}
-	if err != nil && s.failed == 0 && len(s.packFail) == 0 {
+	if err != nil && err.Error() != "exit status 1" || err != nil && s.failed == 0 && len(s.packFail) == 0 {
 		fmt.Fprintln(s.out, "go test:", err)
 	}
 	fmt.Fprintf(s.out, "%s: %d passed, %d failed, %d skipped in %d packages (%s)\n",

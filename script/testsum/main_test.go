@@ -58,6 +58,15 @@ func TestVerdict(t *testing.T) {
 			want: []string{"go test: signal: killed", "FAIL: 1 passed"},
 		},
 		{
+			name: "go test is ended within a test",
+			in: `{"Action":"pass","Package":"p","Test":"A"}
+{"Action":"output","Package":"q","Test":"B","Output":"=== RUN B\n"}
+{"Action":"output","Package":"q","Test":"B","Output":"waits\n"}
+`,
+			err: errors.New("signal: terminated"), code: 1,
+			want: []string{"waits", "failed q B (did not end)", "go test: signal: terminated", "FAIL: 1 passed, 1 failed"},
+		},
+		{
 			name: "nothing ran",
 			code: 1, want: []string{"FAIL: 0 passed"},
 		},
