@@ -227,6 +227,7 @@ type inside struct {
 	t     testing.TB
 	id    string
 	stack *stack.Stack
+	link  stack.LinkEndpoint
 	netns *os.File
 	roots *x509.CertPool
 }
@@ -333,9 +334,16 @@ func (l *lab) inside(t testing.TB, id string, end *os.File) *inside {
 		}
 	}
 	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}, {Destination: header.IPv6EmptySubnet, NIC: 1}})
-	in := &inside{t: t, id: id, stack: s, roots: l.trusted()}
-	t.Cleanup(func() { s.RemoveNIC(1); s.Close(); s.Wait(); end.Close() })
+	in := &inside{t: t, id: id, stack: s, link: link, roots: l.trusted()}
+	t.Cleanup(func() { in.unplug(); s.Close(); s.Wait(); end.Close() })
 	return in
+}
+
+// unplug takes the card out. The stack would wait for the link's reader with its lock held, and the reader may be about to take that lock
+// for a packet that has just come: so the reader goes first.
+func (in *inside) unplug() {
+	in.link.Attach(nil)
+	in.stack.RemoveNIC(1)
 }
 
 func full(a netip.AddrPort) (tcpip.FullAddress, tcpip.NetworkProtocolNumber) {

@@ -813,7 +813,7 @@ func TestPeersSilent(t *testing.T) {
 			l.mu.Lock()
 			l.onEntry = func(e Entry) {
 				if e.Sandbox == "sb" && e.Action == "flow.open" {
-					a.stack.RemoveNIC(nic)
+					a.unplug()
 					opened <- true
 				}
 			}
