@@ -107,12 +107,10 @@ func (h *Harness) isBrief() bool { return h.Brief && os.Getenv("WARREN_SOAK") ==
 // inFull is why a brief run leaves a case out.
 const inFull = "a brief run: all cases with WARREN_SOAK=1"
 
-// brief are the cases that depend on the way to a driver: what is created, found again and removed by it, and each kind of stream
-// and directory once.
+// brief are the cases that depend on the way to a driver: what is created, found again and removed by it, and a stream and a directory.
 var brief = []string{
-	"create-refuses", "create-cancel", "delete", "delete-half-made", "list-reopened", "list-dead", "at-once", "watch", "stats", "info", "check",
-	"unwrap", "dial-guest-waits", "dial-closed-port", "dial-dead", "dial-half-close", "dial-we-end", "mount-read-only", "mount-durable",
-	"mount-survives-kill", "mount-sync", "owner-base", "owner-user", "freeze", "root-save-refuses", "snapshot-restore", "fork-identity",
+	"create-refuses", "delete", "delete-half-made", "list-reopened", "at-once", "watch", "info", "check", "unwrap", "dial-guest-waits",
+	"dial-half-close", "dial-we-end", "mount-durable", "mount-sync", "owner-user", "freeze", "root-save-refuses", "snapshot-restore", "fork-identity",
 }
 
 // Optional parts of a driver that cases are about.

@@ -268,7 +268,7 @@ func connectSocket(t testing.TB, socket string, ids *sync.Map) overSocket {
 	}
 }
 
-func TestGVisorOverSocket(t *testing.T)       { drivertest.Run(t, daemonHarness(t)) }
+func TestGVisorOverSocket(t *testing.T)       { drivertest.Run(t, brief(daemonHarness(t))) }
 func TestGVisorOverSocketEscape(t *testing.T) { drivertest.Escape(t, brief(daemonHarness(t))) }
 
 // daemonHarness starts a daemon with the gVisor driver.
