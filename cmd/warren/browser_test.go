@@ -28,14 +28,22 @@ func TestPreviewInBrowser(t *testing.T) {
 	puppeteer := npmInstall(t, "puppeteer-core", puppeteerVersion)
 	h := newHome(t)
 	h.startVite(modules)
-	h.warren("fork", "s", "--name", "other")
-	link := func(name, port string) string { return h.warren("preview", name, port, "--no-open") }
-
 	c, err := warren.Connect(t.Context(), warren.Options{URL: "unix://" + filepath.Join(h.dir, "warren.sock")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	for name, text := range map[string]string{
+		"sw.js":     "self.addEventListener('fetch', (e) => { if (e.request.url.endsWith('/taken')) e.respondWith(new Response('taken')); });",
+		"sub/sw.js": "",
+		"shared.js": "onconnect = (e) => e.ports[0].postMessage('shared');",
+	} {
+		if err := c.Ref("s").FS().WriteFile("workspace/app/public/"+name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.warren("fork", "s", "--name", "other")
+	link := func(name, port string) string { return h.warren("preview", name, port, "--no-open") }
 	script, err := filepath.Abs(filepath.Join("testdata", "browser.mjs"))
 	if err != nil {
 		t.Fatal(err)

@@ -90,7 +90,8 @@ func (d *daemon) previews(eng *engine.Engine, listeners []net.Listener, calls se
 	d.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if err := s.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		// Its listeners are closed by now, by whoever opened them.
+		if err := s.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
 			return err
 		}
 		return nil

@@ -13,12 +13,15 @@ const ask = async (word) => {
 
 const browser = await puppeteer.launch({ executablePath: browserPath, headless: true, args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage'] });
 try {
-  const shows = (page, text) => page.waitForFunction((t) => document.body.innerText.includes(t), { timeout: 120000 }, text);
+  // By the clock: a page behind another one is drawn no more.
+  const shows = (page, text) => page.waitForFunction((t) => document.body.innerText.includes(t), { timeout: 120000, polling: 200 }, text);
   const clean = (l) => l.replace(/\?.*/, '');
 
   // A link is exchanged for a cookie that scripts do not see, and is gone from the bar.
   const page = await browser.newPage();
   page.setDefaultTimeout(120000);
+  let hears = 0; // how often the page has been told by Vite that it hears of edits
+  page.on('console', (m) => { if (m.text().includes('[vite] connected')) hears++; });
   await page.goto(link);
   await shows(page, 'first');
   assert.equal(page.url(), clean(link));
@@ -47,7 +50,61 @@ try {
   assert.equal(tried, 'refused, refused, 200');
   console.log('previews are apart');
 
-  // Hot reload, over a WebSocket through the preview.
+  // A frame, a window that one opens, and workers come no further.
+  const framed = await page.evaluate(async (to) => {
+    const frame = document.createElement('iframe');
+    const loaded = new Promise((done) => { frame.onload = done; });
+    frame.src = to;
+    document.body.append(frame);
+    await loaded;
+    try { return frame.contentWindow.document.body.innerText; } catch (e) { return e.name; }
+  }, clean(otherLink));
+  assert.equal(framed, 'SecurityError');
+  const inFrame = page.frames().find((f) => f !== page.mainFrame());
+  assert.ok(!(await inFrame.evaluate(() => document.documentElement.innerHTML)).includes('/src/main.ts'), 'a preview shows in the frame of another');
+  const opened = await page.evaluate(async (to) => {
+    const w = open(to);
+    const tried = [];
+    for (let i = 0; i < 50; i++) {
+      try { tried.push(w.document.URL); } catch (e) { tried.push(e.name); }
+      await new Promise((r) => setTimeout(r, 50));
+    }
+    try { tried.push(w.localStorage.who); } catch (e) { tried.push(e.name); }
+    w.close();
+    return tried.filter((t) => t && t !== 'about:blank' && t !== 'SecurityError').join();
+  }, clean(otherLink));
+  assert.equal(opened, '');
+  const workers = await page.evaluate(async (from) => {
+    const shared = (url) => new Promise((done) => {
+      try {
+        const w = new SharedWorker(url);
+        w.onerror = () => done('refused');
+        w.port.onmessage = (e) => done(e.data);
+        w.port.start();
+      } catch (e) { done(e.name); }
+    });
+    const service = (url, scope) => navigator.serviceWorker.register(url, { scope }).then(() => 'registered', (e) => e.name);
+    return {
+      theirs: [await shared(from + 'shared.js'), await service(from + 'sw.js'), await service('/sw.js', from), await service('/sub/sw.js', '/')],
+      own: [await shared('/shared.js'), await service('/sw.js', '/')],
+    };
+  }, clean(otherLink));
+  assert.deepEqual(workers, { theirs: ['SecurityError', 'SecurityError', 'SecurityError', 'SecurityError'], own: ['shared', 'registered'] });
+  await page.evaluate(() => navigator.serviceWorker.ready);
+  await page.reload();
+  assert.equal(await page.evaluate(() => fetch('/taken').then((r) => r.text())), 'taken'); // this one is at work
+  await other.reload();
+  await shows(other, 'first');
+  assert.equal(await other.evaluate(() => navigator.serviceWorker.controller), null);
+  assert.notEqual(await other.evaluate(() => fetch('/taken').then((r) => r.text())), 'taken');
+  await page.evaluate(async () => { for (const r of await navigator.serviceWorker.getRegistrations()) await r.unregister(); });
+  hears = 0;
+  await page.reload();
+  await shows(page, 'first');
+  console.log('frames, windows and workers are apart');
+
+  // Hot reload, over a WebSocket through the preview. An edit before the page listens would not show.
+  while (!hears) await new Promise((r) => setTimeout(r, 50));
   await ask('edit');
   await shows(page, 'second');
   await shows(other, 'first');
