@@ -301,6 +301,7 @@ func (e *Engine) make(ctx context.Context, m *making) (*Sandbox, error) {
 func (e *Engine) recall(ctx context.Context, c Caller, key ownedName, print string) (*Sandbox, error) {
 	k, err := e.store.Key(ctx, key.owner, key.name)
 	if err != nil || k == nil || e.clock.Now().Sub(k.Created) > keyLife {
+		e.afterUndo()
 		return nil, err
 	}
 	if k.Fingerprint != print {
@@ -317,11 +318,19 @@ func (e *Engine) recall(ctx context.Context, c Caller, key ownedName, print stri
 		if v, err := e.Get(ctx, c, k.Object); !errors.Is(err, warren.ErrNotFound) {
 			return v, err
 		}
-		if k, err := e.store.Key(ctx, key.owner, key.name); err != nil || k == nil {
-			return nil, err // undone: this is the first call
-		}
+	}
+	if k, err := e.store.Key(ctx, key.owner, key.name); err != nil || k == nil {
+		e.afterUndo()
+		return nil, err // undone: this is the first call
 	}
 	return nil, fmt.Errorf("idempotency key %s made sandbox %s, which is gone; use a new key for a new sandbox: %w", quote(key.name), k.Object, warren.ErrState)
+}
+
+// afterUndo waits for undone creates whose key the store has forgotten until the memory has forgotten them too: a retry shall find neither
+// the key nor the name and the budget.
+func (e *Engine) afterUndo() {
+	e.undoing.Lock()
+	defer e.undoing.Unlock()
 }
 
 // keyLife is how long an idempotency key is kept.

@@ -16,6 +16,7 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/fake"
+	"github.com/warren-sandbox/warren/internal/failpoint"
 	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
@@ -449,6 +450,26 @@ func TestUndo(t *testing.T) {
 		sb, err := r.Create(context.Background(), alice, req, nil)
 		if err != nil || sb.State != Running {
 			t.Fatalf("after the undo: %+v, %v", sb, err)
+		}
+	})
+	// Between the store and the memory that forget what was undone, a caller that asks again finds neither.
+	t.Run("retry in the moment of the undo", func(t *testing.T) {
+		if err := failpoint.Set("engine.delete.gone=sleep:200ms"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(failpoint.Clear)
+		r := newRig(t, nil)
+		r.world.Inject(fake.OpCreate, fake.Fault{Err: boom, Half: true, Times: 1})
+		r.world.Inject(fake.OpDelete, fake.Fault{Err: boom, Times: 1})
+		req := CreateRequest{Spec: Spec{Name: "x"}, IdempotencyKey: "k"}
+		for {
+			sb, err := r.Create(context.Background(), alice, req, nil)
+			if err == nil && sb.Name == "x" {
+				break
+			}
+			if !errors.Is(err, boom) {
+				t.Fatalf("got %+v, %v; want %v, or the sandbox", sb, err, boom)
+			}
 		}
 	})
 }

@@ -261,6 +261,22 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 	if err := fpDeleteWorkspace.Hit(); err != nil {
 		return err
 	}
+	if err := e.forgetSandbox(ctx, sb, x, drop); err != nil {
+		return err
+	}
+	e.leftPeers(ctx, ownedName{row.Owner, row.Network})
+	return nil
+}
+
+// forgetSandbox takes a sandbox of which nothing is left out of the store, and then out of memory; with drop its workspace too.
+func (e *Engine) forgetSandbox(ctx context.Context, sb *sandbox, x erasure, drop bool) error {
+	e.mu.Lock()
+	row, ws := sb.row, e.spaces[sb.row.WorkspaceID]
+	e.mu.Unlock()
+	if x.key.name != "" || x.lostKey {
+		e.undoing.RLock()
+		defer e.undoing.RUnlock()
+	}
 	event := *x.event
 	if err := e.store.UpdateFreeing(ctx, func(tx *store.Tx) error {
 		if err := tx.DeleteSandbox(row.ID); err != nil {
@@ -292,6 +308,5 @@ func (e *Engine) eraseOnce(ctx context.Context, sb *sandbox, op *operation, x er
 		e.forget(ws)
 	}
 	e.mu.Unlock()
-	e.leftPeers(ctx, ownedName{row.Owner, row.Network})
 	return nil
 }
