@@ -27,7 +27,8 @@ func policyListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List policies: presets, and the server's files",
 		Long: `List the policies that a sandbox can be given by --policy: the presets, and the files NAME.yaml in the directory "policies" of the
-server's data directory. A file that is changed counts at once, also for sandboxes that run. A file that cannot be used lets nothing pass.`,
+server's data directory. A file that is changed counts at once, also for sandboxes that run, while the
+server does (any command starts it). A file that cannot be used lets nothing pass.`,
 		Example: `  warren policy ls`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -179,27 +179,42 @@ func (d *dnsServer) peer(m, q *dns.Msg, ask dns.Question, n Peers, h policy.Host
 	addressed(m, ask, v4, v6)
 }
 
-// name gives an allowed name its addresses, if it exists and can be reached.
+// name gives an allowed name its addresses, if it exists and can be reached. Questions for both families come at once, and are one.
 func (c *card) name(p *policy.Policy, h policy.Host) (v4, v6 netip.Addr, err error) {
+	type pair struct{ v4, v6 netip.Addr }
+	got, err, _ := c.naming.Do(string(h), func() (any, error) {
+		v4, v6, err := c.nameOnce(p, h)
+		return pair{v4, v6}, err
+	})
+	a := got.(pair)
+	return a.v4, a.v6, err
+}
+
+func (c *card) nameOnce(p *policy.Policy, h policy.Host) (v4, v6 netip.Addr, err error) {
 	c.names.mu.Lock()
 	_, known := c.names.byName[h]
 	c.names.mu.Unlock()
+	first := false
 	if !known {
-		if err := c.meter.newHost(p.Limits()); err != nil {
+		if first, err = c.meter.newHost(p.Limits(), h); err != nil {
+			return v4, v6, err
+		}
+	}
+	if first {
+		// Before it is asked for: a name can carry something to whoever answers for it, even if that says that there is none.
+		if err := c.record(Entry{Action: "dns.allow", Host: h, Rule: p.Lookup(h).Rule}); err != nil {
+			c.meter.notAsked(h)
 			return v4, v6, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(c.life, lookupTime)
 	defer cancel()
-	addrs, err := c.g.resolver.lookup(ctx, h)
-	if err != nil {
-		return v4, v6, err
-	}
-	// Which of them may be dialled depends on the flow, and is decided on then.
-	if !known {
-		if err := c.record(Entry{Action: "dns.allow", Host: h, Addr: addrs[0].String(), Rule: p.Lookup(h).Rule}); err != nil {
-			return v4, v6, err
+	// Which of the addresses may be dialled depends on the flow, and is decided on then.
+	if _, err := c.g.resolver.lookup(ctx, h); err != nil {
+		if first {
+			c.refuse(Entry{Action: "dns.fail", Host: h, Rule: p.Lookup(h).Rule, Reason: err.Error()})
 		}
+		return v4, v6, err
 	}
 	v4, v6, ok := c.names.add(h)
 	if !ok {

@@ -47,10 +47,11 @@ type flow struct {
 	up, down  atomic.Int64
 	// peer is set for a flow between two sandboxes, of which each has one.
 	peer *peer
-	// use is what a request has to do with secrets, nil if nothing; refused is why it was not sent for that.
+	// use is what a request has to do with secrets, nil if nothing; outcome is what it came to if it was not simply answered.
 	use     *use
 	wrote   atomic.Bool // that its head was sent
-	refused atomic.Pointer[string]
+	used    string      // the names of the grants that were
+	outcome atomic.Pointer[outcome]
 
 	life   context.Context
 	cancel context.CancelCauseFunc

@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -112,8 +113,10 @@ type card struct {
 	stack *stack.Stack
 	link  stack.LinkEndpoint
 	names *names
-	meter *meter
-	dns   *dnsServer
+	// naming joins questions for one name.
+	naming singleflight.Group
+	meter  *meter
+	dns    *dnsServer
 	// forward makes the requests of inspected connections; with each policy there is another, so that none goes over a connection that is no longer allowed.
 	forward atomic.Pointer[http.Transport]
 	// life ends with the card.
@@ -364,8 +367,9 @@ var errDetached = errors.New("the sandbox has no card any more")
 type Entry struct {
 	Sandbox string
 	Time    time.Time
-	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown", "secret.guess",
-	// or "record.more", which counts those of the action Of.
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.open", "http.request", "http.deny", "http.fail", "dns.allow", "dns.deny", "dns.fail",
+	// "secret.use", "secret.shown", "secret.guess", "record.more", which counts those of the action Of, or "record.lost", which counts what could not be written.
+	// A request that is about to be sent is "http.open", or "secret.use" if a secret goes along, and "http.request" or "http.fail" when it has ended.
 	Action, Of string
 	Host       policy.Host
 	// Addr is the address that was dialled, or that was asked for where there is no host.

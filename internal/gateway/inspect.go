@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -293,12 +294,22 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	sw := &statusWriter{ResponseWriter: w}
 	// The stop of a flow must reach a response that is being streamed to a reader who does not read.
+	// It must not once this has returned: the response is the server's again then, and touching it ends the process.
+	var answering sync.Mutex
+	returned := false
 	stop := context.AfterFunc(f.life, func() {
-		if context.Cause(f.life) != context.Canceled {
+		answering.Lock()
+		defer answering.Unlock()
+		if !returned && context.Cause(f.life) != context.Canceled {
 			http.NewResponseController(w).SetWriteDeadline(time.Now())
 		}
 	})
-	defer stop()
+	defer func() {
+		stop()
+		answering.Lock()
+		defer answering.Unlock()
+		returned = true
+	}()
 	defer func() {
 		e.Status, e.Duration, e.Up, e.Down = sw.status, time.Since(started), f.up.Load(), f.down.Load()
 		if a := f.addr.Load(); a != nil {
@@ -307,12 +318,23 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		if cause := context.Cause(f.life); cause != nil && !errors.Is(cause, context.Canceled) {
 			e.Reason = cause.Error()
 		}
-		if why := f.refused.Load(); why != nil {
-			e.Action, e.Reason = "http.deny", *why
-			c.refuse(e)
+		o := f.outcome.Load()
+		if o == nil {
+			c.record(e)
 			return
 		}
-		c.record(e)
+		e.Action, e.Rule, e.Addr = o.action, cmp.Or(o.rule, e.Rule), cmp.Or(o.addr, e.Addr)
+		if o.action == "http.deny" || e.Reason == "" {
+			e.Reason = o.reason
+		}
+		if e.Secret = f.used; e.Secret != "" && !f.wrote.Load() {
+			e.Reason += "; the secret was not sent"
+		}
+		if o.action == "http.deny" {
+			c.refuse(e)
+		} else {
+			c.record(e)
+		}
 	}()
 	i.proxy.ServeHTTP(sw, out)
 }
@@ -448,6 +470,12 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}}
 	if f.use == nil {
+		if err := f.opens(); err != nil {
+			if r.Body != nil {
+				r.Body.Close()
+			}
+			return nil, err
+		}
 		return f.card.forward.Load().RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 	}
 	if f.use.clean != nil {
@@ -539,8 +567,7 @@ func (b *countedAnswer) Read(p []byte) (int, error) {
 	b.f.down.Add(int64(n))
 	if errors.Is(err, secret.ErrOpaque) {
 		// Its head has gone out, so that the sandbox sees no more than that it ends.
-		why := err.Error()
-		b.f.refused.Store(&why)
+		b.f.refused(err.Error())
 	}
 	return n, err
 }
@@ -562,6 +589,16 @@ func (s *countedSocket) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// outcome is what a request came to that was not simply answered.
+type outcome struct {
+	action     string // "http.deny" or "http.fail"
+	rule, addr string // that denied it, if they are others than the request's
+	reason     string
+}
+
+// refused notes why a request was denied after it had been allowed.
+func (f *flow) refused(reason string) { f.outcome.Store(&outcome{action: "http.deny", reason: reason}) }
+
 // failed answers for a server that could not be asked.
 func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	f := r.Context().Value(flowKey{}).(*flow)
@@ -575,30 +612,48 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var d *deniedError
 	var s *secretError
 	var t net.Error
+	var limit *limitError
+	var o *outcome
+	deny := func(reason string) *outcome { return &outcome{action: "http.deny", reason: reason} }
 	fault, faulty := framing.IsFault(err)
 	switch {
 	case faulty:
 		// It came after the head, which is with the server already; its connection is closed.
 		status, text = http.StatusBadRequest, fault.Error()
-		f.refused.Store(&text)
+		o = deny(text)
 		w.Header().Set("Connection", "close")
 	case errors.As(err, &d):
 		status, text = http.StatusForbidden, d.Error()
+		o = deny(d.verdict.Reason)
+		if o.rule = d.verdict.Rule; d.addr.IsValid() {
+			o.addr = d.addr.String()
+		}
+	case errors.Is(err, errUnrecorded):
+		status, text = http.StatusServiceUnavailable, "the request cannot be put on record, and does not happen without; the server's disk may be full"
+		o = deny(text)
+	case errors.As(err, &limit):
+		status, text = http.StatusTooManyRequests, limit.Error()
+		o = deny(text)
 	case errors.Is(err, secret.ErrMisplaced):
 		status, text = http.StatusForbidden, err.Error()
-		f.refused.Store(&text)
+		o = deny(text)
 	case errors.Is(err, secret.ErrOpaque):
 		text = err.Error()
-		f.refused.Store(&text)
+		o = deny(text)
 	case errors.As(err, &s):
-		why := s.Error()
 		text = s.told()
-		f.refused.Store(&why)
+		o = deny(s.Error())
 	case errors.Is(err, errNoName):
 		text = fmt.Sprintf("there is no host %s", f.to.Host)
 	case errors.As(err, &t) && t.Timeout():
 		status, text = http.StatusGatewayTimeout, "the server took too long to answer"
+	case errors.Is(err, context.Canceled) && context.Cause(f.life) != nil:
+		text = "the request was given up"
 	}
+	if o == nil {
+		o = &outcome{action: "http.fail", reason: text}
+	}
+	f.outcome.Store(o)
 	say(w, status, text)
 }
 

@@ -39,6 +39,10 @@ type ledger struct {
 	timer   *time.Timer
 	// failed says that the last entry could not be written: until one can, none is counted, so that whoever may do nothing unrecorded finds out.
 	failed bool
+	// lost is how many could not be written, of which sandbox, since when.
+	lost    int64
+	lostOf  string
+	lostNow time.Time
 }
 
 // kind is what records have in common that are counted together.
@@ -69,16 +73,49 @@ func (l *ledger) add(e Entry) error {
 			return err
 		}
 	}
+	l.tellLost()
 	err := l.write(e)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.failed = err != nil
+	if l.failed = err != nil; l.failed {
+		l.miss(1, e.Sandbox, time.Now())
+	}
 	return err
+}
+
+// miss counts what could not be written. The caller holds mu.
+func (l *ledger) miss(n int64, of string, since time.Time) {
+	if l.lost == 0 || since.Before(l.lostNow) {
+		l.lostNow = since
+	}
+	l.lost += n
+	l.lostOf = of
+	if l.timer == nil {
+		l.timer = time.AfterFunc(l.wait, l.settle)
+	}
+}
+
+// tellLost records that something could not be recorded, once that is possible again.
+func (l *ledger) tellLost() {
+	l.mu.Lock()
+	n, of, since := l.lost, l.lostOf, l.lostNow
+	l.lost = 0
+	l.mu.Unlock()
+	if n == 0 {
+		return
+	}
+	e := Entry{Sandbox: of, Time: time.Now(), Action: "record.lost", More: n, Reason: fmt.Sprintf("%d records since %s could not be written; "+
+		"connections, requests and questions for names that could not be recorded did not happen, but the ends of others are among them", n, since.UTC().Format(time.RFC3339))}
+	if l.write(e) != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.miss(n, of, since)
+	}
 }
 
 // reaches says whether an action tells whom a sandbox has reached; of a flow's end, with how many bytes.
 func reaches(action string) bool {
-	return action == "flow.open" || action == "secret.use" || action == "flow.close"
+	return action == "flow.open" || action == "http.open" || action == "secret.use" || action == "flow.close"
 }
 
 // count counts an entry, unless it has to be written. An error is that what it tells of may not be.
@@ -139,6 +176,7 @@ func (l *ledger) settle() {
 		l.timer = nil
 	}
 	l.mu.Unlock()
+	l.tellLost()
 	for k, e := range counts {
 		if e.More == 0 {
 			continue

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,10 +45,12 @@ type meter struct {
 	mu       sync.Mutex
 	requests window
 	hosts    window
+	// asked are the names that were counted, and when.
+	asked map[policy.Host]time.Time
 }
 
 func newMeter() *meter {
-	return &meter{began: time.Now(), requests: window{span: time.Minute}, hosts: window{span: time.Hour}}
+	return &meter{began: time.Now(), requests: window{span: time.Minute}, hosts: window{span: time.Hour}, asked: map[policy.Host]time.Time{}}
 }
 
 // left says whether there is anything left for another flow.
@@ -94,15 +97,30 @@ func (m *meter) request(l policy.Limits) error {
 	return nil
 }
 
-// newHost counts a name that the sandbox has not asked for before.
-func (m *meter) newHost(l policy.Limits) error {
+// newHost counts a name that the sandbox has not asked for within an hour, whether it exists or not, and says whether it is one.
+func (m *meter) newHost(l policy.Limits, h policy.Host) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	most := atMost(l.NewHostsPerHour, maxNewHosts)
-	if !m.hosts.take(time.Now(), most) {
-		return &limitError{fmt.Sprintf("more than %d new names in an hour (limits.new_hosts_per_hour)", most)}
+	now := time.Now()
+	if at, ok := m.asked[h]; ok && now.Sub(at) < time.Hour {
+		return false, nil
 	}
-	return nil
+	most := atMost(l.NewHostsPerHour, maxNewHosts)
+	if !m.hosts.take(now, most) {
+		return false, &limitError{fmt.Sprintf("more than %d new names in an hour (limits.new_hosts_per_hour)", most)}
+	}
+	if len(m.asked) >= 2*maxNewHosts {
+		maps.DeleteFunc(m.asked, func(_ policy.Host, at time.Time) bool { return now.Sub(at) >= time.Hour })
+	}
+	m.asked[h] = now
+	return true, nil
+}
+
+// notAsked takes back that a name was asked for.
+func (m *meter) notAsked(h policy.Host) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.asked, h)
 }
 
 // window counts what happened within a span, in slices of it.
@@ -173,10 +191,12 @@ func (c *card) record(e Entry) error {
 func (c *card) write(e Entry) error {
 	if err := c.g.opts.Evidence(e); err != nil {
 		c.g.log.Error("evidence cannot be written", "sandbox", c.id, "action", e.Action, "error", err)
-		return fmt.Errorf("it cannot be recorded: %w", err)
+		return fmt.Errorf("%w: %w", errUnrecorded, err)
 	}
 	return nil
 }
+
+var errUnrecorded = errors.New("it cannot be recorded")
 
 // refuse records a denial. A sandbox that tries without end fills no disk: what comes too fast is counted, with the next.
 func (c *card) refuse(e Entry) {

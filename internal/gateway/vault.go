@@ -311,15 +311,12 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 	case err != nil:
 		return nil, &secretError{err}
 	}
-	if len(used) > 0 {
-		e := f.entry("secret.use")
-		e.Secret, e.Method, e.Path, e.Inspected = strings.Join(used, ", "), f.request.Method, f.request.Path, true
-		if err := f.card.record(e); err != nil {
-			if r.Body != nil {
-				r.Body.Close() // it may be being unpacked
-			}
-			return nil, err
+	f.used = strings.Join(used, ", ")
+	if err := f.opens(); err != nil {
+		if r.Body != nil {
+			r.Body.Close() // it may be being unpacked
 		}
+		return nil, err
 	}
 	res, err := next.RoundTrip(r)
 	if err != nil || u.clean == nil {
@@ -330,6 +327,16 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 		return nil, err
 	}
 	return res, nil
+}
+
+// opens records that a request is about to be sent, and with which secrets.
+func (f *flow) opens() error {
+	e := f.entry("http.open")
+	if f.used != "" {
+		e.Action, e.Secret = "secret.use", f.used
+	}
+	e.Method, e.Path, e.Inspected = f.request.Method, f.request.Path, true
+	return f.card.record(e)
 }
 
 // shown records that a server sent a value back.

@@ -4140,7 +4140,7 @@ func (x *ListFlowsRequest) GetCalls() bool {
 
 type ListFlowsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.request", "http.deny", "dns.allow", "dns.deny", "secret.use", "secret.shown", "secret.guess" or "record.more", which counts what a sandbox did too often to be written one by one. The message is a reason;
+	// Action is "flow.open", "flow.close", "flow.deny", "flow.fail", "http.open", "http.request", "http.deny", "http.fail", "dns.allow", "dns.deny", "dns.fail", "secret.use", "secret.shown", "secret.guess", "record.more", which counts what a sandbox did too often to be written one by one, or "record.lost", which counts what could not be written. A request that is about to be sent is "http.open", or "secret.use" where a secret goes along, and "http.request", or "http.fail", when it has ended. The message is a reason;
 	// fields are host, addr, port, protocol, policy, rule, method, path, status, up and down (bytes), ms, inspected, secret, peer (the other sandbox of a
 	// private network), inward (true for what that one has opened), and more (how many
 	// others like it have no record).
