@@ -148,9 +148,17 @@ func (c *Client) records(ctx context.Context, req *warrenv1.ListFlowsRequest) it
 	}
 }
 
+// RecordHead names an entry of a chained record by its number and hash, as a [FlowReport] gives those of the last.
+type RecordHead struct {
+	Seq  int64  `json:"seq"`
+	Hash string `json:"hash"`
+}
+
 // FlowReport is the result of a look at a whole record.
 type FlowReport struct {
 	Records int64 `json:"records"`
+	// First is the number of the oldest record that is kept.
+	First int64 `json:"first,omitempty"`
 	// Last and Hash name the last good record. Kept elsewhere, they prove later that nothing before it was changed.
 	Last int64  `json:"last"`
 	Hash string `json:"hash"`
@@ -158,17 +166,35 @@ type FlowReport struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// VerifyFlows reads the whole record of flows and compares its chain of hashes.
-func (c *Client) VerifyFlows(ctx context.Context) (*FlowReport, error) { return c.verify(ctx, false) }
+// VerifyFlows reads the whole record of flows, compares its chain of hashes, and compares it with how far the server has seen it go and with heads that
+// were kept elsewhere. A head before the first record that is kept proves nothing.
+func (c *Client) VerifyFlows(ctx context.Context, since ...RecordHead) (*FlowReport, error) {
+	return c.verify(ctx, &warrenv1.VerifyFlowsRequest{}, since)
+}
 
-// VerifyCalls reads the whole record of calls and compares its chain of hashes.
-func (c *Client) VerifyCalls(ctx context.Context) (*FlowReport, error) { return c.verify(ctx, true) }
+// VerifyCalls does to the record of calls what [Client.VerifyFlows] does to that of flows.
+func (c *Client) VerifyCalls(ctx context.Context, since ...RecordHead) (*FlowReport, error) {
+	return c.verify(ctx, &warrenv1.VerifyFlowsRequest{Calls: true}, since)
+}
 
-func (c *Client) verify(ctx context.Context, calls bool) (*FlowReport, error) {
-	res, err := c.sandboxes.VerifyFlows(ctx, connect.NewRequest(&warrenv1.VerifyFlowsRequest{Calls: calls}))
+// AcceptFlows takes the record of flows as it is, if it is whole by itself, for what it is compared with from now on.
+func (c *Client) AcceptFlows(ctx context.Context) (*FlowReport, error) {
+	return c.verify(ctx, &warrenv1.VerifyFlowsRequest{Accept: true}, nil)
+}
+
+// AcceptCalls does to the record of calls what [Client.AcceptFlows] does to that of flows.
+func (c *Client) AcceptCalls(ctx context.Context) (*FlowReport, error) {
+	return c.verify(ctx, &warrenv1.VerifyFlowsRequest{Calls: true, Accept: true}, nil)
+}
+
+func (c *Client) verify(ctx context.Context, req *warrenv1.VerifyFlowsRequest, since []RecordHead) (*FlowReport, error) {
+	for _, h := range since {
+		req.Since = append(req.Since, &warrenv1.RecordHead{Seq: h.Seq, Hash: h.Hash})
+	}
+	res, err := c.sandboxes.VerifyFlows(ctx, connect.NewRequest(req))
 	if err != nil {
 		return nil, fromWire("verify flows", err)
 	}
 	m := res.Msg
-	return &FlowReport{Records: m.GetRecords(), Last: m.GetLast(), Hash: m.GetHash(), Problem: m.GetProblem()}, nil
+	return &FlowReport{Records: m.GetRecords(), First: m.GetFirst(), Last: m.GetLast(), Hash: m.GetHash(), Problem: m.GetProblem()}, nil
 }

@@ -3,10 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,18 +18,22 @@ import (
 
 func eventsCommand(a *app) *cobra.Command {
 	var opts warren.EventOptions
-	var follow, flows, calls, verify bool
+	var follow, flows, calls, verify, accept bool
+	var since []string
 	cmd := &cobra.Command{
 		Use:   "events [ID] [flags]",
 		Short: "Print what happened to sandboxes and workspaces",
 		Long: `Print what happened to sandboxes and workspaces: who did what, and what came of it. With --flows it is what the gateway has recorded
 instead: each connection, name and request of sandboxes, the rule that decided on it, and bytes; with --calls each call of the API, who
-made it, and what came of it. These two records are chained by hash, and --verify reads all of both and names the first record that was
-changed; the exit code is 1 if there is one.`,
+made it, and what came of it. These two records are chained by hash. --verify reads all of both, or of the one that is named, and names the
+first record that was changed or is missing; the exit code is 1 if there is one. The server keeps how far it has seen each record go; who
+keeps the number and hash that --verify prints elsewhere gives them back by --since. --accept takes records that are shorter than
+they were, or others, as they are from now on.`,
 		Example: `  warren events
   warren events fix --flows
   warren events --calls
   warren events --verify
+  warren events --verify --calls --since 1200:9f2d4c1be07a5683f1d2c3b4a5968778695a4b3c2d1e0f00112233445566778a
   warren events fix --follow
   warren events --after 1200 --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -36,6 +42,17 @@ changed; the exit code is 1 if there is one.`,
 				opts.Sandbox = args[0]
 			}
 			opts.NoFollow = !follow
+			heads, err := recordHeads(since)
+			switch {
+			case err != nil:
+				return err
+			case (len(since) > 0 || accept) && !verify:
+				return fmt.Errorf("--since and --accept: %w: they go with --verify", warren.ErrInvalid)
+			case len(since) > 0 && flows == calls:
+				return fmt.Errorf("--since: %w: say by --flows or --calls of which record it is", warren.ErrInvalid)
+			case len(since) > 0 && accept:
+				return fmt.Errorf("--since and --accept: %w: want one of them", warren.ErrInvalid)
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
 			defer stop()
 			c, err := a.client(ctx)
@@ -44,7 +61,7 @@ changed; the exit code is 1 if there is one.`,
 			}
 			defer c.Close()
 			if verify {
-				return a.verifyRecords(ctx, c)
+				return a.verifyRecords(ctx, c, flows || !calls, calls || !flows, accept, heads)
 			}
 			list := c.Events(ctx, opts)
 			switch {
@@ -76,6 +93,8 @@ changed; the exit code is 1 if there is one.`,
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more")
 	cmd.Flags().BoolVar(&flows, "flows", false, "print what the gateway has recorded")
 	cmd.Flags().BoolVar(&verify, "verify", false, "compare the chains of hashes of flows and of calls")
+	cmd.Flags().StringArrayVar(&since, "since", nil, "with --verify: NUMBER:HASH of a record as --verify has printed it, which has to be there")
+	cmd.Flags().BoolVar(&accept, "accept", false, "with --verify: take records that are whole for what is compared with from now on")
 	cmd.Flags().BoolVar(&calls, "calls", false, "print the calls of the API")
 	cmd.Flags().Int64Var(&opts.After, "after", 0, "only those after this number")
 	return cmd
@@ -98,14 +117,38 @@ func (a *app) printEvent(e *warren.Event) error {
 	return err
 }
 
-// verifyRecords has the chained records verified and tells the result.
-func (a *app) verifyRecords(ctx context.Context, c *warren.Client) error {
+// recordHeads reads what --since was given.
+func recordHeads(texts []string) (heads []warren.RecordHead, err error) {
+	for _, s := range texts {
+		number, hash, _ := strings.Cut(s, ":")
+		seq, err := strconv.ParseInt(number, 10, 64)
+		if _, herr := hex.DecodeString(hash); err != nil || seq < 1 || herr != nil || len(hash) != 64 {
+			return nil, fmt.Errorf("--since %s: %w: want the number of a record, a colon and its hash of 64 hex digits, as --verify prints them", s, warren.ErrInvalid)
+		}
+		heads = append(heads, warren.RecordHead{Seq: seq, Hash: strings.ToLower(hash)})
+	}
+	return heads, nil
+}
+
+// verifyRecords has chained records verified, or accepted, and tells the result.
+func (a *app) verifyRecords(ctx context.Context, c *warren.Client, flows, calls, accept bool, since []warren.RecordHead) error {
 	bad := false
 	for _, what := range []struct {
 		name   string
-		verify func(context.Context) (*warren.FlowReport, error)
-	}{{"flows", c.VerifyFlows}, {"calls", c.VerifyCalls}} {
-		r, err := what.verify(ctx)
+		asked  bool
+		verify func(context.Context, ...warren.RecordHead) (*warren.FlowReport, error)
+		accept func(context.Context) (*warren.FlowReport, error)
+	}{{"flows", flows, c.VerifyFlows, c.AcceptFlows}, {"calls", calls, c.VerifyCalls, c.AcceptCalls}} {
+		if !what.asked {
+			continue
+		}
+		var r *warren.FlowReport
+		var err error
+		if accept {
+			r, err = what.accept(ctx)
+		} else {
+			r, err = what.verify(ctx, since...)
+		}
 		if err != nil {
 			return err
 		}
@@ -123,6 +166,12 @@ func (a *app) verifyRecords(ctx context.Context, c *warren.Client) error {
 		}
 		if err != nil {
 			return err
+		}
+		for _, h := range since {
+			// That one itself is known from the first that is kept, which continues it.
+			if h.Seq < r.First-1 && r.Problem == "" {
+				fmt.Fprintf(a.err, "%s: records before %d are kept no longer, so that --since %d proves nothing\n", what.name, r.First, h.Seq)
+			}
 		}
 	}
 	if bad {

@@ -63,6 +63,9 @@ type Head struct {
 	Hash string `json:"hash"`
 }
 
+// IsHead says whether h has the form of the head of a record.
+func IsHead(h Head) bool { return h.Seq > 0 && isHash(h.Hash) }
+
 // Options of a log. The zero value works.
 type Options struct {
 	// MaxBytes is how much the segments may take together, by default 1 GiB. The oldest are dropped beyond it; the newest

@@ -1,11 +1,13 @@
 package audit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -63,11 +65,11 @@ type Report struct {
 
 // Verify reads the whole log in dir, also while it is written. When it is not whole, the error is the *[Bad] that the report
 // holds as well; any other error means that the log could not be read. Anchors are heads that were kept outside the
-// directory; each whose record is still kept must be in the chain. One that lies before the oldest record proves nothing
-// any more.
+// directory; each whose record is still kept must be in the chain, and a log that is not there is bad. One that lies before the oldest record
+// proves nothing any more; one whose Seq is 0 never does.
 func Verify(dir string, anchors ...Head) (Report, error) {
 	for try := 0; ; try++ {
-		v := verifier{dir: dir, outside: anchors}
+		v := verifier{dir: dir, outside: slices.DeleteFunc(slices.Clone(anchors), func(h Head) bool { return h.Seq <= 0 })}
 		err := v.run()
 		var bad *Bad
 		if errors.As(err, &bad) || errors.Is(err, fs.ErrNotExist) && v.anchorRead {
@@ -105,8 +107,11 @@ func (v *verifier) run() error {
 	anchor, err := readAnchor(v.dir)
 	segments, lerr := list(v.dir)
 	switch {
+	case errors.Is(lerr, fs.ErrNotExist) && len(v.outside) > 0: // as if it were empty
 	case lerr != nil:
 		return lerr
+	case errors.Is(err, fs.ErrNotExist) && len(segments) == 0 && len(v.outside) > 0:
+		return gone(slices.MaxFunc(v.outside, func(a, b Head) int { return cmp.Compare(a.Seq, b.Seq) }))
 	case errors.Is(err, fs.ErrNotExist) && len(segments) == 0:
 		return fmt.Errorf("audit: no log is in %s: %w", v.dir, err)
 	case errors.Is(err, fs.ErrNotExist):

@@ -23,31 +23,34 @@ import (
 // TestFullDisk fills the disk of the store under an engine: creates are refused and leave nothing, what runs goes on,
 // deletes work, and with room creates do.
 func TestFullDisk(t *testing.T) {
+	// With its own bound the engine refuses a create before anything is made; without it a create finds out half-way.
+	for name, low := range map[string]int64{"bound": 0, "last byte": -1} {
+		t.Run(name, func(t *testing.T) { testFullDisk(t, low) })
+	}
+}
+
+func testFullDisk(t *testing.T, low int64) {
 	ctx := context.Background()
 	dir := testenv.SmallFS(t, 8<<20, 1000)
-	r := prepareRig(t, dir, nil)
+	r := prepareRig(t, dir, func(o *Options) { o.LowDisk = low })
 	r.start()
 	defer r.stop()
+	// Which of engine, store, workspace or driver meets the full disk first is chance, and only the first two name its kind.
+	// A create that comes after a refused one may be taken again, for the store empties its log beside the calls.
 	var ids []string
 	var err error
-	for range 2000 {
+	for refused := 0; refused < 20 && !errors.Is(err, warren.ErrExhausted); {
 		var sb *Sandbox
 		sb, err = r.Create(ctx, alice, CreateRequest{Spec: Spec{Env: map[string]string{"X": strings.Repeat("x", 60_000)}}}, nil)
 		if err != nil {
-			break
+			refused++
+			continue
 		}
-		ids = append(ids, string(sb.ID))
-	}
-	if err == nil {
-		t.Fatal("the disk was never full")
+		if ids = append(ids, string(sb.ID)); len(ids) == 2000 {
+			t.Fatal("the disk was never full")
+		}
 	}
 	t.Logf("%d creates, then: %v", len(ids), err)
-	// Which of store, workspace or driver met the full disk first is chance; the store's own error has a kind.
-	for range 20 {
-		if _, err = r.Create(ctx, alice, CreateRequest{Spec: Spec{Env: map[string]string{"X": strings.Repeat("x", 100_000)}}}, nil); errors.Is(err, warren.ErrExhausted) {
-			break
-		}
-	}
 	if !errors.Is(err, warren.ErrExhausted) {
 		t.Errorf("on a full disk: %v", err)
 	}

@@ -115,7 +115,8 @@ type Engine struct {
 	metrics *metrics
 	starts  *queue
 	line    *timeline
-	saved   int64 // reading of line when activity was last saved; of the heartbeat
+	saved   int64           // reading of line when activity was last saved; of the heartbeat
+	broken  map[string]bool // records that were found not to be what they were; of the heartbeat
 
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
@@ -188,6 +189,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		standbys:   map[ownedName]*standbyKind{},
 		secrets:    map[string]*store.Secret{},
 		parsed:     map[string]*parsedPolicy{},
+		broken:     map[string]bool{},
 		usage:      map[string]*usage{},
 		flights:    map[ownedName]*flight{},
 		keyed:      map[ownedName]chan struct{}{},
@@ -310,6 +312,7 @@ func (e *Engine) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	e.keepHeads(ctx)
 	return e.saveActivity(ctx)
 }
 

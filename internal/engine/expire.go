@@ -148,6 +148,7 @@ func (e *Engine) heartbeatLoop() {
 		if err := e.saveActivity(ctx); err != nil && e.ctx.Err() == nil {
 			e.log.Warn("heartbeat", "error", err)
 		}
+		e.keepHeads(ctx)
 		cancel()
 		e.coolPool(false, "")
 		e.mu.Lock()

@@ -430,7 +430,11 @@ func (r *rig) leftovers() error {
 	}
 	rows, err := r.store.Sandboxes(context.Background())
 	if err != nil || len(rows) != 0 {
-		errs = append(errs, fmt.Errorf("%d sandboxes left in the store (%v)", len(rows), err))
+		var states []string
+		for _, row := range rows {
+			states = append(states, string(row.ID)+" "+row.State)
+		}
+		errs = append(errs, fmt.Errorf("%d sandboxes left in the store: %v (%v)", len(rows), states, err))
 	}
 	spaces, err := r.store.Workspaces(context.Background())
 	if err != nil || len(spaces) != 0 {

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/audit"
+	"github.com/warren-sandbox/warren/internal/store"
 )
 
 // Flows calls fn with what the gateway has recorded of a sandbox, or of all for an operator, oldest first.
@@ -55,10 +57,24 @@ func (e *Engine) Flows(ctx context.Context, c Caller, r WatchRequest, fn func(*E
 	return err
 }
 
-// FlowReport is the result of a look at the whole record of flows.
+// RecordHead names an entry of a chained record by its number and hash.
+type RecordHead = audit.Head
+
+// VerifyRequest says which record is looked at, and against what.
+type VerifyRequest struct {
+	// Calls is for the record of calls instead of that of flows.
+	Calls bool
+	// Since are heads that were kept elsewhere; the record has to have them, unless it has dropped them as its oldest.
+	Since []RecordHead
+	// Accept takes the record as it is for what it is compared with from now on, if it is whole by itself.
+	Accept bool
+}
+
+// FlowReport is the result of a look at the whole record of flows, or of calls.
 type FlowReport struct {
-	Records, Last int64
-	Hash          string
+	// First is the number of the oldest entry that is kept, Last that of the last good one.
+	Records, First, Last int64
+	Hash                 string
 	// Problem is what is wrong with the first bad record, or empty.
 	Problem string
 }
@@ -71,22 +87,93 @@ func (e *Engine) evidence(calls bool) string {
 	return e.opts.FlowDir
 }
 
-// VerifyFlows reads the whole record of flows, or of calls.
-func (e *Engine) VerifyFlows(_ context.Context, c Caller, calls bool) (*FlowReport, error) {
+// recordName is what the store calls a record.
+func recordName(calls bool) string {
+	if calls {
+		return "calls"
+	}
+	return "flows"
+}
+
+// VerifyFlows reads the whole record of flows, or of calls, and compares it with how far it was seen to go before.
+func (e *Engine) VerifyFlows(ctx context.Context, c Caller, q VerifyRequest) (*FlowReport, error) {
 	if !c.Operator {
 		return nil, fmt.Errorf("only the owner of the server may verify its records: %w", warren.ErrDenied)
 	}
-	r, err := audit.Verify(e.evidence(calls))
-	var bad *audit.Bad
-	if errors.Is(err, fs.ErrNotExist) {
-		return &FlowReport{}, nil
+	for _, h := range q.Since {
+		if !audit.IsHead(h) {
+			return nil, invalid("since", fmt.Sprintf("%d:%s", h.Seq, h.Hash), "want the number of a record, from 1, and its hash, 64 of 0-9 and a-f")
+		}
 	}
-	if err != nil && !errors.As(err, &bad) {
+	name, dir := recordName(q.Calls), e.evidence(q.Calls)
+	kept, err := e.store.Head(ctx, name)
+	if err != nil {
 		return nil, err
 	}
-	rep := &FlowReport{Records: r.Records, Last: r.Last.Seq, Hash: r.Last.Hash}
-	if bad != nil {
-		rep.Problem = bad.Error()
+	known := q.Since
+	if !q.Accept {
+		known = append([]RecordHead{{Seq: kept.Seq, Hash: kept.Hash}}, known...)
 	}
-	return rep, nil
+	r, err := audit.Verify(dir, known...)
+	var bad *audit.Bad
+	switch {
+	case errors.As(err, &bad):
+		rep := &FlowReport{Records: r.Records, First: r.First, Last: r.Last.Seq, Hash: r.Last.Hash, Problem: bad.Error()}
+		if kept.Seq > 0 && !q.Accept {
+			rep.Problem += fmt.Sprintf(" (record %d was seen at %s)", kept.Seq, kept.Seen.UTC().Format(time.RFC3339))
+		}
+		return rep, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	// What the anchor names is on disk, so that no loss of power makes what is kept here wrong. There is none before the first record.
+	err = e.store.Update(ctx, func(tx *store.Tx) error {
+		h := store.Head{Seq: r.Anchor.Seq, Hash: r.Anchor.Hash, Seen: e.clock.Now()}
+		if q.Accept {
+			return tx.ReplaceHead(name, h)
+		}
+		return tx.AdvanceHead(name, h)
+	})
+	if err != nil && q.Accept {
+		return nil, err
+	}
+	if err != nil {
+		e.log.Warn("keep how far a record goes", "record", name, "error", err)
+	}
+	return &FlowReport{Records: r.Records, First: r.First, Last: r.Last.Seq, Hash: r.Last.Hash}, nil
+}
+
+// keepHeads keeps in the store how far the records go, so that one that is removed or cut off is missed. One that does not go on from what was seen is
+// told once, and what was seen stays.
+func (e *Engine) keepHeads(ctx context.Context) {
+	for _, calls := range []bool{false, true} {
+		name, dir := recordName(calls), e.evidence(calls)
+		if dir == "" {
+			continue
+		}
+		kept, err := e.store.Head(ctx, name)
+		if err != nil {
+			e.log.Warn("keep how far a record goes", "record", name, "error", err)
+			continue
+		}
+		from := audit.Head{Seq: kept.Seq, Hash: kept.Hash}
+		to, err := audit.Advance(dir, from)
+		var bad *audit.Bad
+		switch {
+		case errors.As(err, &bad):
+			if !e.broken[name] {
+				e.log.Error("a record is not what it was; `warren events --verify` says more", "record", name, "error", bad)
+			}
+			e.broken[name] = true
+			continue
+		case err == nil && to != from:
+			err = e.store.Update(ctx, func(tx *store.Tx) error {
+				return tx.AdvanceHead(name, store.Head{Seq: to.Seq, Hash: to.Hash, Seen: e.clock.Now()})
+			})
+		}
+		if err != nil && ctx.Err() == nil {
+			e.log.Warn("keep how far a record goes", "record", name, "error", err)
+		}
+		delete(e.broken, name)
+	}
 }

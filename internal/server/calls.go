@@ -58,6 +58,9 @@ func (c *calls) record(req *request, r *http.Request, status int, took time.Dura
 		"call": printable(req.route, 128), "result": req.result(status, cut), "status": strconv.Itoa(status), "request": req.id,
 		"ms": itoa(took.Milliseconds()), "method": printable(r.Method, 16),
 	}
+	for key, value := range req.told {
+		fields[key] = logged(value, 64)
+	}
 	if req.user == "" {
 		fields["remote"] = printable(r.RemoteAddr, 64)
 	}

@@ -40,7 +40,7 @@ type sandboxes interface {
 	ListTemplates(ctx context.Context, c engine.Caller) ([]*engine.Template, error)
 	DeleteTemplate(ctx context.Context, c engine.Caller, ref string, allowMissing bool) error
 	Flows(ctx context.Context, c engine.Caller, r engine.WatchRequest, fn func(*engine.Event) error) error
-	VerifyFlows(ctx context.Context, c engine.Caller, calls bool) (*engine.FlowReport, error)
+	VerifyFlows(ctx context.Context, c engine.Caller, q engine.VerifyRequest) (*engine.FlowReport, error)
 	Policies() ([]engine.PolicyInfo, error)
 	Policy(name string) (engine.PolicyInfo, error)
 	SetSecret(ctx context.Context, c engine.Caller, name string, value []byte) (engine.SecretInfo, error)

@@ -35,6 +35,8 @@ type request struct {
 	user  string
 	// sandbox is as the caller wrote it.
 	sandbox string
+	// told is what else the record of calls says of it, see tell.
+	told map[string]string
 	// fault is the kind of the error that the call ended with, also one that is told after the status.
 	fault string
 }

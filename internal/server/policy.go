@@ -94,9 +94,16 @@ func (h sandboxService) ListFlows(ctx context.Context, req *connect.Request[warr
 }
 
 func (h sandboxService) VerifyFlows(ctx context.Context, req *connect.Request[warrenv1.VerifyFlowsRequest]) (*connect.Response[warrenv1.VerifyFlowsResponse], error) {
-	r, err := h.s.engine.VerifyFlows(ctx, callerOf(ctx), req.Msg.GetCalls())
+	q := engine.VerifyRequest{Calls: req.Msg.GetCalls(), Accept: req.Msg.GetAccept()}
+	if q.Accept {
+		tell(ctx, "accept", "true")
+	}
+	for _, x := range req.Msg.GetSince() {
+		q.Since = append(q.Since, engine.RecordHead{Seq: x.GetSeq(), Hash: x.GetHash()})
+	}
+	r, err := h.s.engine.VerifyFlows(ctx, callerOf(ctx), q)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&warrenv1.VerifyFlowsResponse{Records: r.Records, Last: r.Last, Hash: r.Hash, Problem: r.Problem}), nil
+	return connect.NewResponse(&warrenv1.VerifyFlowsResponse{Records: r.Records, Last: r.Last, Hash: r.Hash, Problem: r.Problem, First: r.First}), nil
 }

@@ -685,3 +685,12 @@ func (h systemService) DeleteToken(ctx context.Context, req *connect.Request[war
 
 // note tells the log and the record which sandbox, or what else, a call is about.
 func (s *Server) note(ctx context.Context, ref string) { requestOf(ctx).sandbox = ref }
+
+// tell puts more about a call on record than what it was about: what it made or changed.
+func tell(ctx context.Context, key, value string) {
+	r := requestOf(ctx)
+	if r.told == nil {
+		r.told = map[string]string{}
+	}
+	r.told[key] = value
+}

@@ -50,6 +50,6 @@ func (e *Engine) Flows(context.Context, engine.Caller, engine.WatchRequest, func
 }
 
 // VerifyFlows finds nothing.
-func (e *Engine) VerifyFlows(context.Context, engine.Caller, bool) (*engine.FlowReport, error) {
+func (e *Engine) VerifyFlows(context.Context, engine.Caller, engine.VerifyRequest) (*engine.FlowReport, error) {
 	return &engine.FlowReport{}, nil
 }

@@ -4189,7 +4189,13 @@ func (x *ListFlowsResponse) GetFlows() []*Event {
 type VerifyFlowsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The record of calls instead.
-	Calls         bool `protobuf:"varint,1,opt,name=calls,proto3" json:"calls,omitempty"`
+	Calls bool `protobuf:"varint,1,opt,name=calls,proto3" json:"calls,omitempty"`
+	// Heads of the record that were kept elsewhere, as an earlier answer gave them: a record that does not have them any more is bad. One
+	// that lies before the first record that is kept proves nothing.
+	Since []*RecordHead `protobuf:"bytes,2,rep,name=since,proto3" json:"since,omitempty"`
+	// Takes the record as it is, if it is whole by itself, for what it is compared with from now on. Otherwise a record that is shorter than the server has
+	// seen it, or another one, stays bad.
+	Accept        bool `protobuf:"varint,3,opt,name=accept,proto3" json:"accept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4231,6 +4237,74 @@ func (x *VerifyFlowsRequest) GetCalls() bool {
 	return false
 }
 
+func (x *VerifyFlowsRequest) GetSince() []*RecordHead {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *VerifyFlowsRequest) GetAccept() bool {
+	if x != nil {
+		return x.Accept
+	}
+	return false
+}
+
+// RecordHead names an entry of a chained record.
+type RecordHead struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Seq   int64                  `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// SHA-256 in hex.
+	Hash          string `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordHead) Reset() {
+	*x = RecordHead{}
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordHead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordHead) ProtoMessage() {}
+
+func (x *RecordHead) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordHead.ProtoReflect.Descriptor instead.
+func (*RecordHead) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *RecordHead) GetSeq() int64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *RecordHead) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
 type VerifyFlowsResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Records int64                  `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
@@ -4238,14 +4312,16 @@ type VerifyFlowsResponse struct {
 	Last int64  `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
 	Hash string `protobuf:"bytes,3,opt,name=hash,proto3" json:"hash,omitempty"`
 	// What is wrong with the first bad record, and where; empty when all is well.
-	Problem       string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	Problem string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Number of the oldest record that is kept.
+	First         int64 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VerifyFlowsResponse) Reset() {
 	*x = VerifyFlowsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4333,7 @@ func (x *VerifyFlowsResponse) String() string {
 func (*VerifyFlowsResponse) ProtoMessage() {}
 
 func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[59]
+	mi := &file_warren_v1_warren_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4346,7 @@ func (x *VerifyFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyFlowsResponse.ProtoReflect.Descriptor instead.
 func (*VerifyFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{59}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VerifyFlowsResponse) GetRecords() int64 {
@@ -4301,6 +4377,13 @@ func (x *VerifyFlowsResponse) GetProblem() string {
 	return ""
 }
 
+func (x *VerifyFlowsResponse) GetFirst() int64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
 // Event is one line of what happened.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4319,7 +4402,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +4414,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[60]
+	mi := &file_warren_v1_warren_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +4427,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{60}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Event) GetSeq() int64 {
@@ -4428,7 +4511,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4440,7 +4523,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[61]
+	mi := &file_warren_v1_warren_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4453,7 +4536,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{61}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Workspace) GetId() string {
@@ -4558,7 +4641,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4653,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[62]
+	mi := &file_warren_v1_warren_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4666,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{62}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CreateWorkspaceRequest) GetName() string {
@@ -4620,7 +4703,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4632,7 +4715,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[63]
+	mi := &file_warren_v1_warren_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4645,7 +4728,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{63}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CreateWorkspaceResponse) GetEvent() isCreateWorkspaceResponse_Event {
@@ -4700,7 +4783,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4712,7 +4795,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[64]
+	mi := &file_warren_v1_warren_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4725,7 +4808,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{64}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetWorkspaceRequest) GetId() string {
@@ -4751,7 +4834,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +4846,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[65]
+	mi := &file_warren_v1_warren_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +4859,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{65}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -4797,7 +4880,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4809,7 +4892,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[66]
+	mi := &file_warren_v1_warren_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4822,7 +4905,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{66}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListWorkspacesRequest) GetSize() bool {
@@ -4856,7 +4939,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +4951,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[67]
+	mi := &file_warren_v1_warren_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +4964,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{67}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListWorkspacesResponse) GetWorkspaces() []*Workspace {
@@ -4908,7 +4991,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4920,7 +5003,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[68]
+	mi := &file_warren_v1_warren_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4933,7 +5016,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{68}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DeleteWorkspaceRequest) GetId() string {
@@ -4958,7 +5041,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5053,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[69]
+	mi := &file_warren_v1_warren_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5066,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{69}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
 }
 
 type CopyWorkspaceRequest struct {
@@ -4996,7 +5079,7 @@ type CopyWorkspaceRequest struct {
 
 func (x *CopyWorkspaceRequest) Reset() {
 	*x = CopyWorkspaceRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5008,7 +5091,7 @@ func (x *CopyWorkspaceRequest) String() string {
 func (*CopyWorkspaceRequest) ProtoMessage() {}
 
 func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[70]
+	mi := &file_warren_v1_warren_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5021,7 +5104,7 @@ func (x *CopyWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{70}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CopyWorkspaceRequest) GetId() string {
@@ -5049,7 +5132,7 @@ type CopyWorkspaceResponse struct {
 
 func (x *CopyWorkspaceResponse) Reset() {
 	*x = CopyWorkspaceResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5061,7 +5144,7 @@ func (x *CopyWorkspaceResponse) String() string {
 func (*CopyWorkspaceResponse) ProtoMessage() {}
 
 func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[71]
+	mi := &file_warren_v1_warren_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5074,7 +5157,7 @@ func (x *CopyWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CopyWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{71}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CopyWorkspaceResponse) GetWorkspace() *Workspace {
@@ -5105,7 +5188,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5117,7 +5200,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[72]
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5130,7 +5213,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{72}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -5163,7 +5246,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5175,7 +5258,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5188,7 +5271,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -5213,7 +5296,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5225,7 +5308,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5238,7 +5321,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -5289,7 +5372,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5301,7 +5384,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5314,7 +5397,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -5359,7 +5442,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5371,7 +5454,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5384,7 +5467,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PushRequest) GetId() string {
@@ -5426,7 +5509,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5438,7 +5521,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5451,7 +5534,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -5484,7 +5567,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5496,7 +5579,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5509,7 +5592,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -5528,7 +5611,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5540,7 +5623,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5553,7 +5636,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -5578,7 +5661,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5590,7 +5673,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5603,7 +5686,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Repo) GetId() string {
@@ -5657,7 +5740,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5669,7 +5752,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5682,7 +5765,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -5705,7 +5788,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5717,7 +5800,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5730,7 +5813,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -5782,7 +5865,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5794,7 +5877,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5807,7 +5890,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
 }
 
 type ListReposResponse struct {
@@ -5819,7 +5902,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5831,7 +5914,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5844,7 +5927,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -5865,7 +5948,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5877,7 +5960,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5890,7 +5973,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -5915,7 +5998,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5927,7 +6010,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5940,7 +6023,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
 }
 
 type Image struct {
@@ -5961,7 +6044,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5973,7 +6056,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5986,7 +6069,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Image) GetName() string {
@@ -6067,7 +6150,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6079,7 +6162,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6092,7 +6175,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -6136,7 +6219,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6148,7 +6231,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6161,7 +6244,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -6216,7 +6299,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6311,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6324,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -6267,7 +6350,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6279,7 +6362,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6292,7 +6375,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -6316,7 +6399,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6328,7 +6411,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6341,7 +6424,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -6385,7 +6468,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6397,7 +6480,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6410,7 +6493,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -6462,7 +6545,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6474,7 +6557,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6487,7 +6570,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
 }
 
 type ListImagesResponse struct {
@@ -6499,7 +6582,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6511,7 +6594,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6524,7 +6607,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -6543,7 +6626,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6555,7 +6638,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6568,7 +6651,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -6587,7 +6670,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6599,7 +6682,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6612,7 +6695,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -6632,7 +6715,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6644,7 +6727,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6657,7 +6740,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -6682,7 +6765,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6694,7 +6777,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6707,7 +6790,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
 }
 
 type GetVersionRequest struct {
@@ -6718,7 +6801,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6730,7 +6813,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6743,7 +6826,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
 }
 
 type GetVersionResponse struct {
@@ -6761,7 +6844,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6773,7 +6856,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6786,7 +6869,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -6839,7 +6922,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6851,7 +6934,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6864,7 +6947,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
 }
 
 type DoctorResponse struct {
@@ -6876,7 +6959,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6888,7 +6971,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6901,7 +6984,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -6923,7 +7006,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6935,7 +7018,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6948,7 +7031,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -6982,7 +7065,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6994,7 +7077,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7007,7 +7090,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -7038,7 +7121,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7050,7 +7133,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7063,7 +7146,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Token) GetId() string {
@@ -7116,7 +7199,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7128,7 +7211,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7141,7 +7224,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
 }
 
 type ListTokensResponse struct {
@@ -7153,7 +7236,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7165,7 +7248,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7178,7 +7261,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7197,7 +7280,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7209,7 +7292,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7222,7 +7305,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -7240,7 +7323,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7252,7 +7335,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7265,7 +7348,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
 }
 
 type Policy struct {
@@ -7283,7 +7366,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7295,7 +7378,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7308,7 +7391,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Policy) GetName() string {
@@ -7355,7 +7438,7 @@ type Secret struct {
 
 func (x *Secret) Reset() {
 	*x = Secret{}
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7367,7 +7450,7 @@ func (x *Secret) String() string {
 func (*Secret) ProtoMessage() {}
 
 func (x *Secret) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7380,7 +7463,7 @@ func (x *Secret) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secret.ProtoReflect.Descriptor instead.
 func (*Secret) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Secret) GetName() string {
@@ -7430,7 +7513,7 @@ type SetSecretRequest struct {
 
 func (x *SetSecretRequest) Reset() {
 	*x = SetSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7442,7 +7525,7 @@ func (x *SetSecretRequest) String() string {
 func (*SetSecretRequest) ProtoMessage() {}
 
 func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7455,7 +7538,7 @@ func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretRequest.ProtoReflect.Descriptor instead.
 func (*SetSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *SetSecretRequest) GetName() string {
@@ -7481,7 +7564,7 @@ type SetSecretResponse struct {
 
 func (x *SetSecretResponse) Reset() {
 	*x = SetSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7493,7 +7576,7 @@ func (x *SetSecretResponse) String() string {
 func (*SetSecretResponse) ProtoMessage() {}
 
 func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +7589,7 @@ func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretResponse.ProtoReflect.Descriptor instead.
 func (*SetSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *SetSecretResponse) GetSecret() *Secret {
@@ -7524,7 +7607,7 @@ type ListSecretsRequest struct {
 
 func (x *ListSecretsRequest) Reset() {
 	*x = ListSecretsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7536,7 +7619,7 @@ func (x *ListSecretsRequest) String() string {
 func (*ListSecretsRequest) ProtoMessage() {}
 
 func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7549,7 +7632,7 @@ func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsRequest.ProtoReflect.Descriptor instead.
 func (*ListSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
 }
 
 type ListSecretsResponse struct {
@@ -7561,7 +7644,7 @@ type ListSecretsResponse struct {
 
 func (x *ListSecretsResponse) Reset() {
 	*x = ListSecretsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7573,7 +7656,7 @@ func (x *ListSecretsResponse) String() string {
 func (*ListSecretsResponse) ProtoMessage() {}
 
 func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7586,7 +7669,7 @@ func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsResponse.ProtoReflect.Descriptor instead.
 func (*ListSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListSecretsResponse) GetSecrets() []*Secret {
@@ -7605,7 +7688,7 @@ type DeleteSecretRequest struct {
 
 func (x *DeleteSecretRequest) Reset() {
 	*x = DeleteSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7617,7 +7700,7 @@ func (x *DeleteSecretRequest) String() string {
 func (*DeleteSecretRequest) ProtoMessage() {}
 
 func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7630,7 +7713,7 @@ func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *DeleteSecretRequest) GetName() string {
@@ -7648,7 +7731,7 @@ type DeleteSecretResponse struct {
 
 func (x *DeleteSecretResponse) Reset() {
 	*x = DeleteSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7660,7 +7743,7 @@ func (x *DeleteSecretResponse) String() string {
 func (*DeleteSecretResponse) ProtoMessage() {}
 
 func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7673,7 +7756,7 @@ func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
 }
 
 type ListPoliciesRequest struct {
@@ -7684,7 +7767,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7696,7 +7779,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7709,7 +7792,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
 }
 
 type ListPoliciesResponse struct {
@@ -7721,7 +7804,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7733,7 +7816,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7746,7 +7829,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -7765,7 +7848,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7777,7 +7860,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7790,7 +7873,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *GetPolicyRequest) GetName() string {
@@ -7809,7 +7892,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7821,7 +7904,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7834,7 +7917,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -7855,7 +7938,7 @@ type CheckPolicyRequest struct {
 
 func (x *CheckPolicyRequest) Reset() {
 	*x = CheckPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7867,7 +7950,7 @@ func (x *CheckPolicyRequest) String() string {
 func (*CheckPolicyRequest) ProtoMessage() {}
 
 func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7880,7 +7963,7 @@ func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
 func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CheckPolicyRequest) GetName() string {
@@ -7913,7 +7996,7 @@ type PolicyFinding struct {
 
 func (x *PolicyFinding) Reset() {
 	*x = PolicyFinding{}
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7925,7 +8008,7 @@ func (x *PolicyFinding) String() string {
 func (*PolicyFinding) ProtoMessage() {}
 
 func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7938,7 +8021,7 @@ func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
 func (*PolicyFinding) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *PolicyFinding) GetSeverity() string {
@@ -7987,7 +8070,7 @@ type CheckPolicyResponse struct {
 
 func (x *CheckPolicyResponse) Reset() {
 	*x = CheckPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7999,7 +8082,7 @@ func (x *CheckPolicyResponse) String() string {
 func (*CheckPolicyResponse) ProtoMessage() {}
 
 func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8012,7 +8095,7 @@ func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
 func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
@@ -8045,7 +8128,7 @@ type ExplainPolicyRequest struct {
 
 func (x *ExplainPolicyRequest) Reset() {
 	*x = ExplainPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[126]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8057,7 +8140,7 @@ func (x *ExplainPolicyRequest) String() string {
 func (*ExplainPolicyRequest) ProtoMessage() {}
 
 func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[126]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8070,7 +8153,7 @@ func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
@@ -8150,7 +8233,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_warren_v1_warren_proto_msgTypes[127]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8162,7 +8245,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[127]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8175,7 +8258,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *PolicyStep) GetRule() string {
@@ -8220,7 +8303,7 @@ type ExplainPolicyResponse struct {
 
 func (x *ExplainPolicyResponse) Reset() {
 	*x = ExplainPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8232,7 +8315,7 @@ func (x *ExplainPolicyResponse) String() string {
 func (*ExplainPolicyResponse) ProtoMessage() {}
 
 func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8245,7 +8328,7 @@ func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExplainPolicyResponse) GetPolicy() string {
@@ -8297,7 +8380,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[138]
+	mi := &file_warren_v1_warren_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8309,7 +8392,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[138]
+	mi := &file_warren_v1_warren_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8322,7 +8405,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -8679,14 +8762,21 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x14\n" +
 	"\x05calls\x18\x03 \x01(\bR\x05calls\";\n" +
 	"\x11ListFlowsResponse\x12&\n" +
-	"\x05flows\x18\x01 \x03(\v2\x10.warren.v1.EventR\x05flows\"*\n" +
+	"\x05flows\x18\x01 \x03(\v2\x10.warren.v1.EventR\x05flows\"o\n" +
 	"\x12VerifyFlowsRequest\x12\x14\n" +
-	"\x05calls\x18\x01 \x01(\bR\x05calls\"q\n" +
+	"\x05calls\x18\x01 \x01(\bR\x05calls\x12+\n" +
+	"\x05since\x18\x02 \x03(\v2\x15.warren.v1.RecordHeadR\x05since\x12\x16\n" +
+	"\x06accept\x18\x03 \x01(\bR\x06accept\"2\n" +
+	"\n" +
+	"RecordHead\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\tR\x04hash\"\x87\x01\n" +
 	"\x13VerifyFlowsResponse\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x03R\arecords\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x03R\x04last\x12\x12\n" +
 	"\x04hash\x18\x03 \x01(\tR\x04hash\x12\x18\n" +
-	"\aproblem\x18\x04 \x01(\tR\aproblem\"\xc4\x02\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\x12\x14\n" +
+	"\x05first\x18\x05 \x01(\x03R\x05first\"\xc4\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x03R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -9052,7 +9142,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 139)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 140)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(IdleAction)(0),                 // 1: warren.v1.IdleAction
@@ -9117,307 +9207,309 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*ListFlowsRequest)(nil),        // 60: warren.v1.ListFlowsRequest
 	(*ListFlowsResponse)(nil),       // 61: warren.v1.ListFlowsResponse
 	(*VerifyFlowsRequest)(nil),      // 62: warren.v1.VerifyFlowsRequest
-	(*VerifyFlowsResponse)(nil),     // 63: warren.v1.VerifyFlowsResponse
-	(*Event)(nil),                   // 64: warren.v1.Event
-	(*Workspace)(nil),               // 65: warren.v1.Workspace
-	(*CreateWorkspaceRequest)(nil),  // 66: warren.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil), // 67: warren.v1.CreateWorkspaceResponse
-	(*GetWorkspaceRequest)(nil),     // 68: warren.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),    // 69: warren.v1.GetWorkspaceResponse
-	(*ListWorkspacesRequest)(nil),   // 70: warren.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),  // 71: warren.v1.ListWorkspacesResponse
-	(*DeleteWorkspaceRequest)(nil),  // 72: warren.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 73: warren.v1.DeleteWorkspaceResponse
-	(*CopyWorkspaceRequest)(nil),    // 74: warren.v1.CopyWorkspaceRequest
-	(*CopyWorkspaceResponse)(nil),   // 75: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 76: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 77: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 78: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 79: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 80: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 81: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 82: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 83: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 84: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 85: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 86: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 87: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 88: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 89: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 90: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 91: warren.v1.Image
-	(*PullImageRequest)(nil),        // 92: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 93: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 94: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 95: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 96: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 97: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 98: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 99: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 100: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 101: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 102: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 103: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 104: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 105: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 106: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 107: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 108: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 109: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 110: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 111: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 112: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 113: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 114: warren.v1.DeleteTokenResponse
-	(*Policy)(nil),                  // 115: warren.v1.Policy
-	(*Secret)(nil),                  // 116: warren.v1.Secret
-	(*SetSecretRequest)(nil),        // 117: warren.v1.SetSecretRequest
-	(*SetSecretResponse)(nil),       // 118: warren.v1.SetSecretResponse
-	(*ListSecretsRequest)(nil),      // 119: warren.v1.ListSecretsRequest
-	(*ListSecretsResponse)(nil),     // 120: warren.v1.ListSecretsResponse
-	(*DeleteSecretRequest)(nil),     // 121: warren.v1.DeleteSecretRequest
-	(*DeleteSecretResponse)(nil),    // 122: warren.v1.DeleteSecretResponse
-	(*ListPoliciesRequest)(nil),     // 123: warren.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),    // 124: warren.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),        // 125: warren.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),       // 126: warren.v1.GetPolicyResponse
-	(*CheckPolicyRequest)(nil),      // 127: warren.v1.CheckPolicyRequest
-	(*PolicyFinding)(nil),           // 128: warren.v1.PolicyFinding
-	(*CheckPolicyResponse)(nil),     // 129: warren.v1.CheckPolicyResponse
-	(*ExplainPolicyRequest)(nil),    // 130: warren.v1.ExplainPolicyRequest
-	(*PolicyStep)(nil),              // 131: warren.v1.PolicyStep
-	(*ExplainPolicyResponse)(nil),   // 132: warren.v1.ExplainPolicyResponse
-	nil,                             // 133: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 134: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 135: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 136: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 137: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 138: warren.v1.ForkSandboxRequest.EnvEntry
-	nil,                             // 139: warren.v1.ForkSandboxRequest.LabelsEntry
-	nil,                             // 140: warren.v1.Event.FieldsEntry
-	nil,                             // 141: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 142: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 143: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 144: google.protobuf.Timestamp
+	(*RecordHead)(nil),              // 63: warren.v1.RecordHead
+	(*VerifyFlowsResponse)(nil),     // 64: warren.v1.VerifyFlowsResponse
+	(*Event)(nil),                   // 65: warren.v1.Event
+	(*Workspace)(nil),               // 66: warren.v1.Workspace
+	(*CreateWorkspaceRequest)(nil),  // 67: warren.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil), // 68: warren.v1.CreateWorkspaceResponse
+	(*GetWorkspaceRequest)(nil),     // 69: warren.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),    // 70: warren.v1.GetWorkspaceResponse
+	(*ListWorkspacesRequest)(nil),   // 71: warren.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),  // 72: warren.v1.ListWorkspacesResponse
+	(*DeleteWorkspaceRequest)(nil),  // 73: warren.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 74: warren.v1.DeleteWorkspaceResponse
+	(*CopyWorkspaceRequest)(nil),    // 75: warren.v1.CopyWorkspaceRequest
+	(*CopyWorkspaceResponse)(nil),   // 76: warren.v1.CopyWorkspaceResponse
+	(*DiffRequest)(nil),             // 77: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 78: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 79: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 80: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 81: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 82: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 83: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 84: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 85: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 86: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 87: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 88: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 89: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 90: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 91: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 92: warren.v1.Image
+	(*PullImageRequest)(nil),        // 93: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 94: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 95: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 96: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 97: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 98: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 99: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 100: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 101: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 102: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 103: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 104: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 105: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 106: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 107: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 108: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 109: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 110: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 111: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 112: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 113: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 114: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 115: warren.v1.DeleteTokenResponse
+	(*Policy)(nil),                  // 116: warren.v1.Policy
+	(*Secret)(nil),                  // 117: warren.v1.Secret
+	(*SetSecretRequest)(nil),        // 118: warren.v1.SetSecretRequest
+	(*SetSecretResponse)(nil),       // 119: warren.v1.SetSecretResponse
+	(*ListSecretsRequest)(nil),      // 120: warren.v1.ListSecretsRequest
+	(*ListSecretsResponse)(nil),     // 121: warren.v1.ListSecretsResponse
+	(*DeleteSecretRequest)(nil),     // 122: warren.v1.DeleteSecretRequest
+	(*DeleteSecretResponse)(nil),    // 123: warren.v1.DeleteSecretResponse
+	(*ListPoliciesRequest)(nil),     // 124: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 125: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 126: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 127: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 128: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 129: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 130: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 131: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 132: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 133: warren.v1.ExplainPolicyResponse
+	nil,                             // 134: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 135: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 136: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 137: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 138: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 139: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 140: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 141: warren.v1.Event.FieldsEntry
+	nil,                             // 142: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 143: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 144: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 145: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	133, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	134, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	134, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	143, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	143, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	135, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	135, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	144, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	136, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
-	144, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	143, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	143, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	145, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	144, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	144, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	144, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	144, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	144, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	145, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	145, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	145, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
 	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	136, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	137, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	137, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	143, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	143, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	138, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	144, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
 	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	138, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	139, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	143, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	143, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	139, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	140, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	144, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
 	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
 	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	143, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	144, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
 	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
 	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
 	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
 	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
 	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	144, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	143, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	145, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	144, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
 	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
 	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	143, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	144, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	143, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	145, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	145, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	144, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
 	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	143, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	144, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	64,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	143, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	144, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	145, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	144, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
 	59,  // 67: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
-	144, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
-	64,  // 69: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
-	144, // 70: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	140, // 71: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	144, // 72: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	7,   // 73: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	12,  // 74: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	65,  // 75: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	65,  // 76: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	65,  // 77: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	65,  // 78: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	144, // 79: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	12,  // 80: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	84,  // 81: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	84,  // 82: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	144, // 83: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	141, // 84: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	12,  // 85: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	91,  // 86: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	91,  // 87: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	12,  // 88: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	91,  // 89: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	91,  // 90: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	91,  // 91: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	142, // 92: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	143, // 93: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	144, // 94: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	144, // 95: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	144, // 96: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	110, // 97: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	144, // 98: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
-	144, // 99: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
-	116, // 100: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
-	116, // 101: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
-	115, // 102: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	115, // 103: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	128, // 104: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	131, // 105: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 106: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 107: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 108: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 109: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 110: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 111: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 112: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 113: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 114: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 115: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 116: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 117: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	60,  // 118: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	62,  // 119: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	57,  // 120: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
-	36,  // 121: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 122: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 123: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 124: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 125: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 126: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 127: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 128: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	66,  // 129: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	68,  // 130: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	70,  // 131: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	72,  // 132: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	74,  // 133: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	76,  // 134: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	78,  // 135: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	80,  // 136: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	82,  // 137: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	85,  // 138: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	87,  // 139: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	89,  // 140: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	92,  // 141: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	94,  // 142: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	96,  // 143: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	98,  // 144: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	100, // 145: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	102, // 146: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	123, // 147: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	125, // 148: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	127, // 149: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	130, // 150: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	117, // 151: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	119, // 152: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	121, // 153: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	104, // 154: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	106, // 155: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	108, // 156: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	111, // 157: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	113, // 158: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 159: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 160: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 161: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 162: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 163: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 164: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 165: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 166: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 167: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 168: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 169: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 170: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	61,  // 171: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	63,  // 172: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	58,  // 173: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
-	37,  // 174: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 175: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 176: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 177: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 178: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 179: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 180: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 181: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	67,  // 182: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	69,  // 183: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	71,  // 184: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	73,  // 185: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	75,  // 186: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	77,  // 187: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	79,  // 188: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	81,  // 189: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	83,  // 190: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	86,  // 191: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	88,  // 192: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	90,  // 193: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	93,  // 194: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	95,  // 195: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	97,  // 196: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	99,  // 197: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	101, // 198: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	103, // 199: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	124, // 200: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	126, // 201: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	129, // 202: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	132, // 203: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	118, // 204: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	120, // 205: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	122, // 206: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	105, // 207: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	107, // 208: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	109, // 209: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	112, // 210: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	114, // 211: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	159, // [159:212] is the sub-list for method output_type
-	106, // [106:159] is the sub-list for method input_type
-	106, // [106:106] is the sub-list for extension type_name
-	106, // [106:106] is the sub-list for extension extendee
-	0,   // [0:106] is the sub-list for field type_name
+	145, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	65,  // 69: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
+	63,  // 70: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
+	145, // 71: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	141, // 72: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	145, // 73: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	7,   // 74: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	12,  // 75: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	66,  // 76: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	66,  // 77: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	66,  // 78: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	66,  // 79: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	145, // 80: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	12,  // 81: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	85,  // 82: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	85,  // 83: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	145, // 84: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	142, // 85: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	12,  // 86: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	92,  // 87: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	92,  // 88: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	12,  // 89: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	92,  // 90: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	92,  // 91: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	92,  // 92: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	143, // 93: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	144, // 94: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	145, // 95: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	145, // 96: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	145, // 97: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	111, // 98: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	145, // 99: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	145, // 100: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	117, // 101: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	117, // 102: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	116, // 103: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	116, // 104: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	129, // 105: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	132, // 106: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 107: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 108: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 109: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 110: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 111: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 112: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 113: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 114: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 115: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 116: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 117: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 118: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	60,  // 119: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	62,  // 120: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	57,  // 121: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
+	36,  // 122: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 123: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 124: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 125: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 126: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 127: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 128: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 129: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	67,  // 130: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	69,  // 131: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	71,  // 132: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	73,  // 133: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	75,  // 134: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	77,  // 135: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	79,  // 136: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	81,  // 137: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	83,  // 138: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	86,  // 139: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	88,  // 140: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	90,  // 141: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	93,  // 142: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	95,  // 143: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	97,  // 144: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	99,  // 145: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	101, // 146: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	103, // 147: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	124, // 148: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	126, // 149: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	128, // 150: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	131, // 151: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	118, // 152: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	120, // 153: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	122, // 154: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	105, // 155: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	107, // 156: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	109, // 157: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	112, // 158: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	114, // 159: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 160: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 161: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 162: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 163: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 164: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 165: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 166: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 167: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 168: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 169: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 170: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 171: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 172: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	64,  // 173: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 174: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 175: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 176: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 177: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 178: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 179: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 180: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 181: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 182: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	68,  // 183: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	70,  // 184: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	72,  // 185: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	74,  // 186: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	76,  // 187: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	78,  // 188: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	80,  // 189: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	82,  // 190: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	84,  // 191: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	87,  // 192: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	89,  // 193: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	91,  // 194: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	94,  // 195: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	96,  // 196: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	98,  // 197: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	100, // 198: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	102, // 199: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	104, // 200: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	125, // 201: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	127, // 202: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	130, // 203: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	133, // 204: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	119, // 205: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	121, // 206: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	123, // 207: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	106, // 208: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	108, // 209: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	110, // 210: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	113, // 211: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	115, // 212: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	160, // [160:213] is the sub-list for method output_type
+	107, // [107:160] is the sub-list for method input_type
+	107, // [107:107] is the sub-list for extension type_name
+	107, // [107:107] is the sub-list for extension extendee
+	0,   // [0:107] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
@@ -9440,23 +9532,23 @@ func file_warren_v1_warren_proto_init() {
 		(*CreateSnapshotResponse_Snapshot)(nil),
 	}
 	file_warren_v1_warren_proto_msgTypes[53].OneofWrappers = []any{}
-	file_warren_v1_warren_proto_msgTypes[63].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[64].OneofWrappers = []any{
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[82].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[83].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[89].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[90].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[93].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[94].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[126].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[127].OneofWrappers = []any{
 		(*ExplainPolicyRequest_Sandbox)(nil),
 		(*ExplainPolicyRequest_Policy)(nil),
 		(*ExplainPolicyRequest_Source)(nil),
@@ -9467,7 +9559,7 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   139,
+			NumMessages:   140,
 			NumExtensions: 0,
 			NumServices:   9,
 		},

@@ -243,7 +243,7 @@ type SandboxServiceClient interface {
 	// ListFlows returns what the gateway has recorded of connections, names and requests, or what the server has recorded of calls, oldest first. The
 	// records of each are chained by hash.
 	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest]) (*connect.ServerStreamForClient[v1.ListFlowsResponse], error)
-	// VerifyFlows reads the whole record of the gateway, or of calls, and names the first bad one.
+	// VerifyFlows reads the whole record of the gateway, or of calls, compares it with how far the server has seen it go, and names the first bad one.
 	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
 	// PreviewPort returns where a port of a sandbox is shown to browsers, and a link that lets in whoever has it; it changes what is
 	// asked for. Nothing needs to listen on the port yet.
@@ -489,7 +489,7 @@ type SandboxServiceHandler interface {
 	// ListFlows returns what the gateway has recorded of connections, names and requests, or what the server has recorded of calls, oldest first. The
 	// records of each are chained by hash.
 	ListFlows(context.Context, *connect.Request[v1.ListFlowsRequest], *connect.ServerStream[v1.ListFlowsResponse]) error
-	// VerifyFlows reads the whole record of the gateway, or of calls, and names the first bad one.
+	// VerifyFlows reads the whole record of the gateway, or of calls, compares it with how far the server has seen it go, and names the first bad one.
 	VerifyFlows(context.Context, *connect.Request[v1.VerifyFlowsRequest]) (*connect.Response[v1.VerifyFlowsResponse], error)
 	// PreviewPort returns where a port of a sandbox is shown to browsers, and a link that lets in whoever has it; it changes what is
 	// asked for. Nothing needs to listen on the port yet.
