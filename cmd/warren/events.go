@@ -6,10 +6,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"os/signal"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,7 +32,7 @@ first record that was changed or is missing; the exit code is 1 if there is one.
 keeps the number and hash that --verify prints elsewhere gives them back by --since. --accept takes records that are shorter than
 they were, or others, as they are from now on.`,
 		Example: `  warren events
-  warren events fix --flows
+  warren events fix --flows --follow
   warren events --calls
   warren events --verify
   warren events --verify --calls --since 1200:9f2d4c1be07a5683f1d2c3b4a5968778695a4b3c2d1e0f00112233445566778a
@@ -65,16 +67,14 @@ they were, or others, as they are from now on.`,
 			}
 			list := c.Events(ctx, opts)
 			switch {
-			case (flows || calls) && follow:
-				return fmt.Errorf("--flows, --calls and --follow: %w: these records are printed up to now; repeat it with --after", warren.ErrInvalid)
 			case flows && calls:
 				return fmt.Errorf("--flows and --calls: %w: want one of them", warren.ErrInvalid)
 			case flows:
-				list = c.Flows(ctx, opts.Sandbox, opts.After)
+				list = chained(ctx, follow, opts.After, func(after int64) iter.Seq2[*warren.Event, error] { return c.Flows(ctx, opts.Sandbox, after) })
 			case calls && opts.Sandbox != "":
 				return fmt.Errorf("--calls and %s: %w: the record of calls is of the whole server", opts.Sandbox, warren.ErrInvalid)
 			case calls:
-				list = c.Calls(ctx, opts.After)
+				list = chained(ctx, follow, opts.After, func(after int64) iter.Seq2[*warren.Event, error] { return c.Calls(ctx, after) })
 			}
 			for e, err := range list {
 				if err != nil {
@@ -98,6 +98,33 @@ they were, or others, as they are from now on.`,
 	cmd.Flags().BoolVar(&calls, "calls", false, "print the calls of the API")
 	cmd.Flags().Int64Var(&opts.After, "after", 0, "only those after this number")
 	return cmd
+}
+
+// followEvery is how often records are looked for that have come meanwhile.
+const followEvery = time.Second
+
+// chained are the records that list has after a number, and with follow those that come until ctx ends.
+func chained(ctx context.Context, follow bool, after int64, list func(after int64) iter.Seq2[*warren.Event, error]) iter.Seq2[*warren.Event, error] {
+	return func(yield func(*warren.Event, error) bool) {
+		for {
+			for e, err := range list(after) {
+				if err == nil {
+					after = e.Seq
+				}
+				if !yield(e, err) || err != nil {
+					return
+				}
+			}
+			if !follow {
+				return
+			}
+			select {
+			case <-time.After(followEvery):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 func (a *app) printEvent(e *warren.Event) error {
