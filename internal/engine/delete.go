@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/failpoint"
@@ -205,9 +204,9 @@ func (e *Engine) erase(ctx context.Context, sb *sandbox, op *operation, x erasur
 }
 
 func (e *Engine) eraseAgain(sb *sandbox, op *operation, x erasure) {
-	var wait time.Duration
+	var r removing
 	for {
-		if !e.again(e.ctx, &wait) {
+		if !e.againRemove(e.ctx, &r) {
 			e.finish(sb, op, errClosing)
 			return
 		}
@@ -304,6 +303,7 @@ func (e *Engine) forgetSandbox(ctx context.Context, sb *sandbox, x erasure, drop
 	fpDeleteGone.Hit() // too late to fail
 	e.mu.Lock()
 	e.drop(sb)
+	e.madeRoom()
 	if drop && ws != nil {
 		e.forget(ws)
 	}

@@ -70,7 +70,7 @@ func testFullDisk(t *testing.T, low int64) {
 			t.Errorf("delete: %v", err)
 		}
 	}
-	// A create that failed is undone as soon as there is room, and tried again twice as late each time, after half a minute at the latest.
+	// A create that failed and could not be undone at once is undone soon after something else was removed, else after half a minute at the latest.
 	for end := time.Now().Add(2 * time.Minute); r.leftovers() != nil; time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(r.leftovers())

@@ -152,6 +152,7 @@ type Engine struct {
 	timers     timers
 	kick       chan struct{} // wakes the expiry loop
 	tend       chan struct{} // wakes the network loop
+	room       chan struct{} // closed and replaced when something was removed
 	peering    chan struct{} // wakes the loop of private networks
 	peerMu     sync.Mutex    // held while the gateway is told of one
 	tokens     map[[32]byte]*token
@@ -195,6 +196,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		keyed:      map[ownedName]chan struct{}{},
 		kick:       make(chan struct{}, 1),
 		tend:       make(chan struct{}, 1),
+		room:       make(chan struct{}),
 		peering:    make(chan struct{}, 1),
 		tokens:     map[[32]byte]*token{},
 		tokenIDs:   map[string]*token{},

@@ -401,7 +401,7 @@ func (e *Engine) removeExecution(sb *sandbox) {
 // removeStranger removes a sandbox that a driver has and the store has not. A driver's state belongs to one data
 // directory, and with it to this store: what is in it is of our making.
 func (e *Engine) removeStranger(name string, id warren.SandboxID) {
-	var wait time.Duration
+	var r removing
 	for {
 		ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 		err := e.removeFrom(ctx, name, id)
@@ -416,7 +416,7 @@ func (e *Engine) removeStranger(name string, id warren.SandboxID) {
 		}
 		cancel()
 		e.metrics.driverError(name, "delete")
-		if !e.again(e.ctx, &wait) {
+		if !e.againRemove(e.ctx, &r) {
 			return
 		}
 	}

@@ -111,13 +111,60 @@ func (e *Engine) hold(ctx context.Context, sb *sandbox, kind string, cancel cont
 // again waits before another try of what has to succeed some time, twice as long each time, and returns false when ctx ends
 // first. wait is 0 before the first.
 func (e *Engine) again(ctx context.Context, wait *time.Duration) bool {
-	*wait = min(max(2**wait, 100*time.Millisecond), 30*time.Second)
+	*wait = nextWait(*wait)
 	select {
 	case <-e.clock.After(*wait):
 		return true
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// nextWait is how long to wait after wait.
+func nextWait(wait time.Duration) time.Duration {
+	return min(max(2*wait, 100*time.Millisecond), 30*time.Second)
+}
+
+// removing is the state of a removal that is tried until it succeeds; the zero value is before the first wait.
+type removing struct {
+	wait time.Duration
+	room <-chan struct{} // closed when something was removed since the last try began
+}
+
+// roomWait is the least time between two tries of a removal that other removals bring forward, so that many that fail do
+// not keep the drivers busy while others succeed.
+const roomWait = time.Second
+
+// againRemove is again for a removal. What may have failed for want of room is tried as soon as something else was removed.
+func (e *Engine) againRemove(ctx context.Context, r *removing) bool {
+	r.wait = nextWait(r.wait)
+	full, room := e.clock.After(r.wait), r.room
+	if r.wait <= roomWait {
+		room = nil
+	} else {
+		select {
+		case <-e.clock.After(roomWait):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	select {
+	case <-full:
+	case <-room:
+		r.wait /= 2 // a try that was brought forward does not make the next one later
+	case <-ctx.Done():
+		return false
+	}
+	e.mu.Lock()
+	r.room = e.room
+	e.mu.Unlock()
+	return true
+}
+
+// madeRoom tells removals that failed that something was removed. The caller holds mu.
+func (e *Engine) madeRoom() {
+	close(e.room)
+	e.room = make(chan struct{})
 }
 
 func newOperation(kind string, cancel context.CancelFunc) *operation {

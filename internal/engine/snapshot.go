@@ -625,6 +625,7 @@ func (e *Engine) forgetSnapshot(p *snapshot) {
 	if e.snaps[p.row.ID] != p {
 		return
 	}
+	e.madeRoom()
 	delete(e.snaps, p.row.ID)
 	if p.row.Name != "" {
 		delete(e.snapNames, ownedName{p.row.Owner, p.row.Name})

@@ -152,6 +152,9 @@ func (e *Engine) DeleteRepo(ctx context.Context, c Caller, ref string, allowMiss
 	err = e.opts.Repos.Delete(ctx, r.ID)
 	e.mu.Lock()
 	end()
+	if err == nil {
+		e.madeRoom()
+	}
 	e.mu.Unlock()
 	if err != nil {
 		return err
@@ -296,6 +299,9 @@ func (e *Engine) DeleteImage(ctx context.Context, c Caller, ref string, allowMis
 	err = e.opts.Images.Delete(ctx, img.Name)
 	e.mu.Lock()
 	end()
+	if err == nil {
+		e.madeRoom()
+	}
 	e.mu.Unlock()
 	return e.imageEvent(ctx, c, "image.delete", img, err)
 }

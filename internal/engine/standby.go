@@ -454,7 +454,7 @@ func (e *Engine) spawnErase(sp *standby) {
 
 // eraseStandby removes all of one, also while the engine closes. What cannot be removed is tried again until then, and is removed by the next Open.
 func (e *Engine) eraseStandby(sp *standby) {
-	var wait time.Duration
+	var r removing
 	for {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.opts.DeleteTimeout)
 		err := e.removeFrom(ctx, sp.row.Driver, sp.row.ID)
@@ -471,7 +471,7 @@ func (e *Engine) eraseStandby(sp *standby) {
 			return
 		}
 		e.log.Warn("a sandbox that stood by is not removed yet", "sandbox", sp.row.ID, "error", err)
-		if e.ctx.Err() != nil || !e.again(e.ctx, &wait) {
+		if e.ctx.Err() != nil || !e.againRemove(e.ctx, &r) {
 			return
 		}
 	}

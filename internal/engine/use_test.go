@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -77,6 +78,13 @@ func (c *testClock) advance(d time.Duration) {
 		}
 	}
 	c.waits = rest
+}
+
+// waiting says whether somebody waits for d from now on.
+func (c *testClock) waiting(d time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.waits, func(w wait) bool { return w.at == c.steady+d })
 }
 
 // jump sets the wall clock alone.
@@ -399,6 +407,67 @@ func TestDeleteIsRetried(t *testing.T) {
 	}
 	if err := r.Delete(ctx, alice, DeleteRequest{ID: string(sb.ID), AllowMissing: true}); err != nil {
 		t.Errorf("second delete, allowed: %v", err)
+	}
+}
+
+// TestDeleteIsTriedWithRoom has a removal that failed for so long that it waits for half a minute. It is tried again as soon as
+// another one, of each kind, has made room; not without that, and not more than once a second.
+func TestDeleteIsTriedWithRoom(t *testing.T) {
+	ctx := context.Background()
+	remove := map[string]func(r *rig) error{
+		"sandbox":   func(r *rig) error { return r.Delete(ctx, alice, DeleteRequest{ID: "other"}) },
+		"workspace": func(r *rig) error { return r.DeleteWorkspace(ctx, alice, "spare", false) },
+		"snapshot":  func(r *rig) error { return r.DeleteSnapshot(ctx, alice, "snap", false) },
+		"image":     func(r *rig) error { return r.DeleteImage(ctx, operator, "unused", false) },
+		"repo":      func(r *rig) error { return r.DeleteRepo(ctx, operator, "https://example.com/r", false) },
+	}
+	for name, remove := range remove {
+		t.Run(name, func(t *testing.T) {
+			r, c := timedRig(t, nil)
+			box := r.create(alice, Spec{Name: "box"})
+			r.create(alice, Spec{Name: "other"})
+			r.images.add("unused", "oci")
+			if _, err := r.repos.Fetch(ctx, "https://example.com/r", FetchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.CreateWorkspace(ctx, alice, CreateWorkspaceRequest{Name: "spare"}, nil); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "other", Name: "snap", FilesOnly: true}, nil); err != nil {
+				t.Fatal(err)
+			}
+			r.world.Inject(fake.OpDelete, fake.Fault{Err: errors.New("no room")})
+			if err := r.Delete(ctx, alice, DeleteRequest{ID: "box"}); err == nil {
+				t.Fatal("the delete did not fail")
+			}
+			calls := func() int { return r.world.Calls(fake.OpDelete) }
+			// waits is true when the eraser waits: at first for a second, which nobody else does, and then for the rest.
+			waits := func() bool { return c.waiting(roomWait) }
+			for range 12 {
+				n := calls()
+				eventually(t, "another try", func() bool { c.advance(31 * time.Second); return calls() > n })
+			}
+			eventually(t, "it waits", waits)
+			tries := calls()
+			c.advance(20 * time.Second)
+			r.settle()
+			if n := calls(); n != tries {
+				t.Fatalf("%d tries without room", n-tries)
+			}
+			c.advance(10 * time.Second)
+			eventually(t, "a try after half a minute", func() bool { return calls() > tries })
+			eventually(t, "it waits", waits)
+			r.world.Inject(fake.OpDelete, fake.Fault{})
+			if err := remove(r); err != nil {
+				t.Fatal(err)
+			}
+			r.settle()
+			if r.gone(box.ID) {
+				t.Fatal("tried again within a second")
+			}
+			c.advance(roomWait)
+			eventually(t, "it is removed with room", func() bool { return r.gone(box.ID) })
+		})
 	}
 }
 

@@ -99,6 +99,7 @@ func (w *workspace) stateWord() string {
 
 // forget takes w out of the maps. The caller holds mu.
 func (e *Engine) forget(w *workspace) {
+	e.madeRoom()
 	delete(e.spaces, w.row.ID)
 	if w.row.Name != "" {
 		delete(e.spaceNames, ownedName{w.row.Owner, w.row.Name})
