@@ -19,8 +19,8 @@ import (
 // When the host's memory runs short, sandboxes that nobody uses are paused before their timeout is over: the longest idle
 // first, and those whose processes work or hold them awake only when hardly anything is left. Nothing is deleted or killed: a
 // pause can be undone, and what the host's kernel does in the worst case costs an execution and never a workspace. When its
-// disk runs short, nothing is paused, which would need disk, and nothing new is made. There is nothing to drop that could be made
-// again: mirrors hold commits that were not pushed, images may not be had again, and leftovers go at each start.
+// disk runs short, nothing is paused, which would need disk, nothing new is made, and sandboxes that stand by go. There is nothing else to
+// drop that could be made again: mirrors hold commits that were not pushed, images may not be had again, and leftovers go at each start.
 
 // Room is what a host has of something, in bytes.
 type Room struct{ Free, Total int64 }
@@ -108,8 +108,9 @@ func (e *Engine) pressureLoop() {
 		if e.relieveMemory() {
 			wait = pressureSoon
 		}
-		if now := e.line.now(); warned == 0 || now-warned > int64(warnEvery) {
-			if err := e.diskRoom(0); err != nil {
+		if err := e.diskRoom(0); err != nil {
+			e.coolStandbys("")
+			if now := e.line.now(); warned == 0 || now-warned > int64(warnEvery) {
 				warned = now
 				e.log.Warn("no sandbox is made or paused", "error", err)
 			}

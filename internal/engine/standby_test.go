@@ -199,6 +199,17 @@ func TestStandbyYields(t *testing.T) {
 	}
 }
 
+// TestStandbyShortDisk lets those that stand by go when the disk is short.
+func TestStandbyShortDisk(t *testing.T) {
+	h := &testHost{}
+	h.set(64<<30, 64<<30)
+	r := standbyRig(t, func(o *Options) { o.Host = h })
+	r.put("app", "one")
+	r.stand(1)
+	h.set(64<<30, 1<<20)
+	r.stand(0)
+}
+
 // drowsy is a driver that does not wake what stands still.
 type drowsy struct {
 	driver.Driver
