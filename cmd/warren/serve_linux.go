@@ -363,7 +363,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{}, d.log)
+	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{Lost: "warren"}, d.log)
 	if err != nil {
 		return fmt.Errorf("the record of calls: %w", err)
 	}

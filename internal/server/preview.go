@@ -39,6 +39,12 @@ func (h sandboxService) PreviewPort(ctx context.Context, req *connect.Request[wa
 	case ttl < time.Second || ttl > maxLink:
 		return nil, invalid("ttl is %s; a link works for 1s to %s", ttl, maxLink)
 	}
+	// What only closes is let through, and what only asks where a preview is.
+	if !m.GetNoLink() || m.GetPublic() || m.KeepHost != nil {
+		if err := h.s.recordable(); err != nil {
+			return nil, err
+		}
+	}
 	r := engine.PreviewRequest{ID: m.GetId(), Port: uint16(m.GetPort()), Public: m.Public, KeepHost: m.KeepHost, Revoke: m.GetRevoke()}
 	if h.s.opts.Previews == nil {
 		if _, err := h.s.engine.Resolve(callerOf(ctx), m.GetId()); err != nil {
