@@ -118,7 +118,7 @@ func (c *calls) record(req *request, r *http.Request, status int, took time.Dura
 		"ms": itoa(took.Milliseconds()), "method": printable(r.Method, 16),
 	}
 	for key, value := range req.told {
-		fields[key] = logged(value, 64)
+		fields[key] = logged(value, 512)
 	}
 	if req.user == "" {
 		fields["remote"] = printable(r.RemoteAddr, 64)

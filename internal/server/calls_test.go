@@ -55,9 +55,15 @@ func TestCallsAreRecorded(t *testing.T) {
 	url := s.TCP()
 	alice := s.User(url, "alice")
 	l.take()
-	sb, err := alice.Create(ctx, warren.Spec{Name: "box"})
+	sb, err := alice.Create(ctx, warren.Spec{Name: "box", Policy: "locked"})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, public := range []bool{true, false} {
+		// This server shows none; what was asked for is on record all the same.
+		if _, err := sb.Preview(ctx, 3000, warren.PreviewOptions{Public: &public}); !errors.Is(err, warren.ErrUnavailable) {
+			t.Fatal(err)
+		}
 	}
 	if _, err := alice.Sandbox(ctx, "nosuch"); !errors.Is(err, warren.ErrNotFound) {
 		t.Fatal(err)
@@ -76,11 +82,12 @@ func TestCallsAreRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := ""
-	for end := time.Now().Add(10 * time.Second); strings.Count(got, "\n") < 4 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); strings.Count(got, "\n") < 6 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		got += l.take() // a call is recorded when its answer is out
 	}
 	for _, want := range []string{
 		"alice call map[call:/warren.v1.SandboxService/CreateSandbox method:POST ", "call:/warren.v1.SandboxService/GetSandbox", "result:not_found", "target:nosuch", "DeleteSandbox",
+		"made:" + string(sb.ID), "policy:locked", "public:true", "public:false",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the record lacks %q:\n%s", want, got)
