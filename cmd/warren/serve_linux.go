@@ -359,15 +359,15 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	eng, err := d.engine(ctx, registry, tracer)
-	if err != nil {
-		return err
-	}
-	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{}, d.log)
+	calls, err := audit.OpenAside(d.callDir(), "warren", audit.Options{Lost: "warren"}, d.log)
 	if err != nil {
 		return fmt.Errorf("the record of calls: %w", err)
 	}
 	d.onClose(calls.Close)
+	eng, err := d.engine(ctx, registry, tracer, calls)
+	if err != nil {
+		return err
+	}
 	// One count for all doors: who guesses at one is no stranger at the other.
 	tries := server.NewTries()
 	previews, err := d.previews(eng, shown, calls, tries)
@@ -421,7 +421,7 @@ func (d *daemon) answer(ctx context.Context, srv *server.Server, tcp net.Listene
 }
 
 // engine opens what the engine stands on, and the engine.
-func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tracer trace.Tracer) (*engine.Engine, error) {
+func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tracer trace.Tracer, calls engine.Recorder) (*engine.Engine, error) {
 	below := func(name string) string { return filepath.Join(d.cfg.DataDir, name) }
 	if err := recordsFor(d.cfg.DataDir); err != nil {
 		return nil, err
@@ -482,7 +482,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		return nil, err
 	}
 	eng, err := engine.Open(ctx, engine.Options{
-		Network: network, Secrets: secrets, CallDir: d.callDir(), FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
+		Network: network, Secrets: secrets, CallDir: d.callDir(), Calls: calls, FlowDir: filepath.Join(below("gateway"), "events"), PolicyDir: below("policies"), DefaultPolicy: d.cfg.Policy,
 		Store: records, Images: images{imageStore}, Repos: repos{cache}, Workspaces: workspaces{workspaceStore},
 		Drivers: opened, Unavailable: unavailable, DefaultDriver: d.cfg.Driver, DefaultImage: d.cfg.Image,
 		Defaults: driver.Limits{

@@ -28,7 +28,7 @@ func TestAdvance(t *testing.T) {
 	if h, err := Advance(dir, Head{}); err != nil || h != (Head{}) {
 		t.Fatalf("of no log: %v, %v", h, err)
 	}
-	fill := func(n int) Head {
+	begin := func(n int) Head {
 		t.Helper()
 		l := open(t, dir, Options{})
 		add(t, l, n)
@@ -53,26 +53,26 @@ func TestAdvance(t *testing.T) {
 			t.Errorf("verified against %v: %v", from, err)
 		}
 	}
-	first := fill(5)
+	first := begin(5)
 	follow(Head{}, first)
 	follow(first, first)
-	last := fill(55)
+	last := begin(55)
 	follow(first, last)
 	wipe(t, dir)
 	missed(last, Removed)
 	// Begun anew: shorter, then as long, then longer. The first that was seen is as many as the new one has.
-	again := fill(5)
+	again := begin(5)
 	if again.Seq != first.Seq {
 		t.Fatal(again, first)
 	}
 	whole(t, dir)
 	missed(last, Truncated)
 	missed(first, Edited)
-	fill(55)
+	begin(55)
 	missed(last, Edited)
-	fill(10)
+	begin(10)
 	missed(last, Edited)
-	follow(Head{}, fill(1))
+	follow(Head{}, begin(1))
 }
 
 // A log that drops its oldest records goes on from a head that it no longer has.

@@ -78,6 +78,9 @@ type Options struct {
 	Sync time.Duration
 	// Mask, when set, is applied to every text before [Mask] is, such as to take out values that are known.
 	Mask func(string) string
+	// Lost, when set, has records that could not be written counted: a record "record.lost" of this actor says how many they were and of when, before
+	// the next one that can be. It is for logs of what happens whether it is on record or not; the count is lost with the process.
+	Lost string
 }
 
 const (
@@ -107,6 +110,8 @@ type Log struct {
 	segments []segment // oldest first
 	start    Head      // the record before the oldest segment
 	owed     []Record  // what the log has to say of itself, before the next record
+	lost     missing   // as well
+	reserved int64     // up to here file has room, see Ready
 	prune    bool
 	retired  []*os.File // segments before file, still open
 	synced   int64      // up to this record all is on disk
@@ -232,8 +237,12 @@ func (l *Log) Append(ctx context.Context, r Record) (Record, error) {
 		return Record{}, err
 	}
 	l.mu.Lock()
+	tidy := r
 	if err = l.pay(); err == nil {
 		r, err = l.write(r)
+	}
+	if err != nil {
+		l.lose(tidy, err)
 	}
 	var b *batch
 	if err == nil && durable {
@@ -278,7 +287,7 @@ func (l *Log) pay() error {
 		}
 		l.owed = l.owed[1:]
 	}
-	return nil
+	return l.ownUp()
 }
 
 // write adds a tidy record. mu is held.
@@ -300,10 +309,11 @@ func (l *Log) write(r Record) (Record, error) {
 		if err := l.file.Truncate(l.size); err != nil {
 			return Record{}, l.explain("remove what an earlier write left", err)
 		}
-		l.torn = false
+		l.torn, l.reserved = false, 0
 	}
 	if _, err := l.file.WriteAt(line, l.size); err != nil {
 		l.torn = l.file.Truncate(l.size) != nil
+		l.reserved = 0
 		return Record{}, l.explain("write a record", err)
 	}
 	l.size += int64(len(line))
@@ -333,9 +343,12 @@ func (l *Log) rotate() error {
 		return err
 	}
 	if l.file != nil {
+		if l.reserved > l.size {
+			l.file.Truncate(l.size) // gives the room back that was not needed; a failure costs that room
+		}
 		l.retired = append(l.retired, l.file)
 	}
-	l.file, l.size, l.torn = f, s.size, false
+	l.file, l.size, l.torn, l.reserved = f, s.size, false, 0
 	l.segments = append(l.segments, s)
 	l.prune = true
 	return nil
@@ -479,6 +492,12 @@ func (l *Log) Close() error {
 	if l.closed {
 		l.mu.Unlock()
 		return nil
+	}
+	if l.failed == nil {
+		l.ownUp() // or never
+	}
+	if l.reserved > l.size {
+		l.file.Truncate(l.size)
 	}
 	l.closed = true
 	l.mu.Unlock()

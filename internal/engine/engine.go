@@ -97,8 +97,9 @@ type Options struct {
 	Secrets Sealer
 	// FlowDir is where the gateway keeps its record, see package audit.
 	FlowDir string
-	// CallDir is where the server keeps its record of calls.
+	// CallDir is where the server keeps its record of calls, and Calls what writes it, nil for none.
 	CallDir    string
+	Calls      Recorder
 	Logger     *slog.Logger
 	Tracer     trace.Tracer
 	Registerer prometheus.Registerer

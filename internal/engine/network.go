@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,11 +14,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/audit"
 	"github.com/warren-sandbox/warren/internal/policy"
 	"github.com/warren-sandbox/warren/internal/store"
 )
@@ -338,15 +341,71 @@ func (e *Engine) removeFrom(ctx context.Context, name string, id warren.SandboxI
 // effective returns a policy by its name. In place of one that cannot be used it returns one that allows nothing, and
 // no private network either: what it would have denied there is not known.
 func (e *Engine) effective(id warren.SandboxID, name string) NetworkPolicy {
+	p, _ := e.judgePolicy(id, name)
+	return p
+}
+
+// policyState is what is on record of a policy.
+type policyState struct {
+	// digest is that of the text, also of one that cannot be used, shortened; "none" where there is no text.
+	digest string
+	// problem is why it cannot be used, or empty.
+	problem string
+}
+
+// judgePolicy is effective, with what is to be put on record of the policy.
+func (e *Engine) judgePolicy(id warren.SandboxID, name string) (NetworkPolicy, policyState) {
+	state := policyState{digest: "none"}
 	p, err := e.loadPolicy(name)
 	if err == nil {
+		state.digest = shortDigest(fmt.Sprintf("sha256:%x", sha256.Sum256(p.Source)))
 		_, err = e.parse(p)
 	}
 	if err != nil {
 		e.log.Error("a policy cannot be used; nothing passes until it can", "sandbox", id, "policy", name, "error", err)
-		return NetworkPolicy{Name: name, Source: []byte("extends: locked\ndeny: [\"*.internal\"]\n")}
+		state.problem = err.Error()
+		return NetworkPolicy{Name: name, Source: []byte("extends: locked\ndeny: [\"*.internal\"]\n")}, state
 	}
-	return p
+	return p, state
+}
+
+// shortDigest is enough of a digest to tell one policy from another.
+func shortDigest(s string) string {
+	const n = len("sha256:") + 12
+	return s[:min(n, len(s))]
+}
+
+// Recorder keeps what happens without a call on the record of calls; an [audit.Log] is one.
+type Recorder interface {
+	Append(ctx context.Context, r audit.Record) (audit.Record, error)
+}
+
+// change is what is on record of a policy of which another text is in force from now on.
+func (w *watchedPolicy) change(name string) (message string, fields map[string]string) {
+	fields = map[string]string{"policy": name, "old": w.old, "new": w.state.digest}
+	if w.old == w.state.digest {
+		return "what the secrets of policy " + name + " stand for has changed", fields
+	}
+	message = fmt.Sprintf("policy %s has changed from %s to %s", name, w.old, w.state.digest)
+	if w.state.problem != "" {
+		message += ", which cannot be used, so that nothing passes: " + w.state.problem
+		fields["problem"] = w.state.problem
+	}
+	return message, fields
+}
+
+// recordPolicies puts changes of policies on the record of calls, each once for all sandboxes that have it.
+func (e *Engine) recordPolicies(ctx context.Context, changed map[string]int, policies map[string]*watchedPolicy) {
+	for _, name := range sortedKeys(changed) {
+		if e.opts.Calls == nil {
+			return
+		}
+		message, fields := policies[name].change(name)
+		fields["sandboxes"] = strconv.Itoa(changed[name])
+		if _, err := e.opts.Calls.Append(ctx, audit.Record{Actor: "warren", Action: "policy.change", Message: message, Fields: fields}); err != nil && ctx.Err() == nil {
+			e.log.Error("a change of a policy could not be recorded", "policy", name, "error", err)
+		}
+	}
 }
 
 // inspects says whether a policy has connections looked into, for which the sandbox has to trust the gateway.
@@ -509,6 +568,9 @@ type watchedPolicy struct {
 	settled bool
 	// due says that some sandboxes may have an older one.
 	due bool
+	// state is of the file as it was last seen, and old the digest of what the sandboxes had before; "unknown" for an engine that has just begun.
+	state policyState
+	old   string
 }
 
 // tendCards does one look: cards that nobody serves are served again, and policies that have changed are applied.
@@ -520,18 +582,18 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 			continue
 		}
 		looked[sb.policy] = true
-		p := e.effective(sb.id, sb.policy)
+		p, state := e.judgePolicy(sb.id, sb.policy)
 		w := policies[sb.policy]
 		switch {
 		case w == nil:
-			w = &watchedPolicy{NetworkPolicy: p, due: true}
+			w = &watchedPolicy{NetworkPolicy: p, due: true, old: "unknown"}
 			policies[sb.policy] = w
 		case !bytes.Equal(w.Source, p.Source):
 			// It may be in the middle of being written.
-			w.NetworkPolicy, w.settled, w.due = p, false, true
+			w.NetworkPolicy, w.settled, w.due, w.state = p, false, true, state
 			continue
 		}
-		w.settled = true
+		w.settled, w.state = true, state
 		all = all || w.due
 	}
 	for name := range policies {
@@ -546,7 +608,7 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 	if err != nil {
 		return err
 	}
-	failed := map[string]bool{}
+	failed, changed := map[string]bool{}, map[string]int{}
 	for _, sb := range list {
 		w := policies[sb.policy]
 		if !w.settled {
@@ -578,11 +640,20 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 					}
 				})
 			}
-			e.noteEvent(ctx, sb.id, "policy.change", "policy "+sb.policy+" has changed")
+			if w.old == "unknown" && len(p.Secrets) == 0 {
+				w.old = shortDigest(digest)
+			}
+			message, fields := w.change(sb.policy)
+			e.noteEvent(ctx, sb.id, "policy.change", message, fields)
+			changed[sb.policy]++
 		}
 	}
+	e.recordPolicies(ctx, changed, policies)
 	for name, w := range policies {
 		w.due = !w.settled || failed[name]
+		if !w.due {
+			w.old = w.state.digest
+		}
 	}
 	return nil
 }
@@ -657,12 +728,13 @@ func (e *Engine) keepCards(ctx context.Context, name string) {
 }
 
 // noteEvent records what happened to a sandbox without anybody's asking.
-func (e *Engine) noteEvent(ctx context.Context, id warren.SandboxID, action, message string) {
+func (e *Engine) noteEvent(ctx context.Context, id warren.SandboxID, action, message string, fields map[string]string) {
 	e.mu.Lock()
 	sb := e.boxes[id]
 	var ev *store.Event
 	if sb != nil {
 		ev = e.event("warren", action, &sb.row, message)
+		ev.Fields = fields
 	}
 	e.mu.Unlock()
 	if ev == nil {

@@ -2,17 +2,76 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/audit"
+	"github.com/warren-sandbox/warren/proto/warren/v1/warrenv1connect"
 )
 
 // Recorder keeps evidence of calls; an [audit.Log] is one.
 type Recorder interface {
 	Append(ctx context.Context, r audit.Record) (audit.Record, error)
+	// Ready says whether a record could be written now.
+	Ready() error
+}
+
+// harmless are beginnings of the names of calls that change nothing, or only end or remove something, which is how room is made. All others are refused while there is
+// no record of them.
+var harmless = []string{
+	"Get", "List", "Watch", "Verify", "Check", "Explain", "Diff", "FormatPatch", "Doctor", "Delete",
+	// Of the guest.
+	"Stat", "Remove", "Search", "Signal", "SendSignal", "Attach", "Connect", "CreateWatcher", "CloseSession", "CloseStdin",
+}
+
+// changes says whether a request changes something, as far as its first line tells. Of calls that only sometimes do, the handler says so, see [Server.recordable].
+func (s *Server) changes(route string, r *http.Request) bool {
+	procedure := r.URL.Path
+	switch {
+	case route == "rpc":
+		if _, known := procedures[procedure]; !known || procedure == warrenv1connect.SandboxServicePreviewPortProcedure {
+			return false
+		}
+	case route != "port":
+		return false
+	default:
+		t, err := parseTarget(r.URL.EscapedPath())
+		if err != nil {
+			return false // it goes nowhere
+		}
+		if t.verb == "ports" && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) && r.Header.Get("Upgrade") == "" {
+			return false
+		}
+		if procedure = t.rest; t.verb != "ports" || t.port != warren.GuestPort || strings.Count(procedure, "/") != 2 {
+			return true
+		}
+	}
+	name := procedure[strings.LastIndexByte(procedure, '/')+1:]
+	return !slices.ContainsFunc(harmless, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// recordable says whether a call that changes something can go on record.
+func (s *Server) recordable() error {
+	if s.calls.to == nil {
+		return nil
+	}
+	err := s.calls.to.Ready()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return &warren.Error{Kind: "exhausted", Op: "record a call", Message: "the disk is full that has the record of calls, and what is not on record does not happen: " + err.Error(),
+			Hint: "free some space; reading, ending and deleting go on meanwhile", Resource: "disk"}
+	}
+	return fmt.Errorf("the record of calls cannot be written, and what is not on record does not happen: %v: %w", err, warren.ErrUnavailable)
 }
 
 // strangers is how many calls of callers who have shown no good token are recorded in a second: a flood of them shall not push
@@ -59,7 +118,7 @@ func (c *calls) record(req *request, r *http.Request, status int, took time.Dura
 		"ms": itoa(took.Milliseconds()), "method": printable(r.Method, 16),
 	}
 	for key, value := range req.told {
-		fields[key] = logged(value, 64)
+		fields[key] = logged(value, 512)
 	}
 	if req.user == "" {
 		fields["remote"] = printable(r.RemoteAddr, 64)

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +18,7 @@ import (
 	"github.com/warren-sandbox/warren/internal/audit"
 	"github.com/warren-sandbox/warren/internal/server"
 	"github.com/warren-sandbox/warren/internal/server/servertest"
+	warrenv1 "github.com/warren-sandbox/warren/proto/warren/v1"
 )
 
 // ledger keeps records in memory.
@@ -28,6 +33,8 @@ func (l *ledger) Append(_ context.Context, r audit.Record) (audit.Record, error)
 	l.list = append(l.list, r)
 	return r, nil
 }
+
+func (l *ledger) Ready() error { return nil }
 
 func (l *ledger) take() string {
 	l.mu.Lock()
@@ -48,9 +55,15 @@ func TestCallsAreRecorded(t *testing.T) {
 	url := s.TCP()
 	alice := s.User(url, "alice")
 	l.take()
-	sb, err := alice.Create(ctx, warren.Spec{Name: "box"})
+	sb, err := alice.Create(ctx, warren.Spec{Name: "box", Policy: "locked"})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, public := range []bool{true, false} {
+		// This server shows none; what was asked for is on record all the same.
+		if _, err := sb.Preview(ctx, 3000, warren.PreviewOptions{Public: &public}); !errors.Is(err, warren.ErrUnavailable) {
+			t.Fatal(err)
+		}
 	}
 	if _, err := alice.Sandbox(ctx, "nosuch"); !errors.Is(err, warren.ErrNotFound) {
 		t.Fatal(err)
@@ -69,11 +82,12 @@ func TestCallsAreRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := ""
-	for end := time.Now().Add(10 * time.Second); strings.Count(got, "\n") < 4 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); strings.Count(got, "\n") < 6 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		got += l.take() // a call is recorded when its answer is out
 	}
 	for _, want := range []string{
 		"alice call map[call:/warren.v1.SandboxService/CreateSandbox method:POST ", "call:/warren.v1.SandboxService/GetSandbox", "result:not_found", "target:nosuch", "DeleteSandbox",
+		"made:" + string(sb.ID), "policy:locked", "public:true", "public:false",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the record lacks %q:\n%s", want, got)
@@ -95,5 +109,112 @@ func TestCallsAreRecorded(t *testing.T) {
 	got = l.take()
 	if n := strings.Count(got, "\n"); n == 0 || n > 40 || !strings.Contains(got, "result:refused") || !strings.Contains(got, "remote:127.0.0.1") {
 		t.Errorf("50 calls of strangers are %d records:\n%s", n, got)
+	}
+}
+
+// fullLedger is one whose disk can be full.
+type fullLedger struct {
+	ledger
+	full atomic.Bool
+}
+
+func (l *fullLedger) Ready() error {
+	if l.full.Load() {
+		return fmt.Errorf("no space is left: %w", syscall.ENOSPC)
+	}
+	return nil
+}
+
+func (l *fullLedger) Append(ctx context.Context, r audit.Record) (audit.Record, error) {
+	if err := l.Ready(); err != nil {
+		return r, err
+	}
+	return l.ledger.Append(ctx, r)
+}
+
+// While there is no record of calls, nothing is changed; what reads, ends and deletes goes on.
+func TestNoRecordNoChange(t *testing.T) {
+	l := &fullLedger{}
+	s := servertest.New(t, func(o *server.Options) { o.Calls = l })
+	ctx := t.Context()
+	url := s.TCP()
+	c := s.User(url, "alice")
+	sb, err := c.Create(ctx, warren.Spec{Name: "box"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(path string) (status int, body string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+path, strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer token-of-alice")
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.StatusCode, string(b)
+	}
+	refused := func(path string) bool {
+		t.Helper()
+		status, body := ask(path)
+		return status == http.StatusTooManyRequests && strings.Contains(body, "the record of calls") && strings.Contains(body, "free some space")
+	}
+	l.full.Store(true)
+	calls := 0
+	if _, err := c.Create(ctx, warren.Spec{Name: "two"}); !errors.Is(err, warren.ErrExhausted) {
+		t.Errorf("create: %v", err)
+	}
+	services := warrenv1.File_warren_v1_warren_proto.Services()
+	for i := range services.Len() {
+		for j := range services.Get(i).Methods().Len() {
+			m := services.Get(i).Methods().Get(j)
+			name := string(m.Name())
+			harmless := strings.HasPrefix(name, "Get") || strings.HasPrefix(name, "List") || strings.HasPrefix(name, "Delete") || slices.Contains([]string{
+				"WatchEvents", "VerifyFlows", "CheckPolicy", "ExplainPolicy", "Diff", "FormatPatch", "Doctor",
+				"PreviewPort", // which closes too, see below
+			}, name)
+			if m.IsStreamingServer() && harmless {
+				continue // of JSON it takes none
+			}
+			if calls++; refused("/"+string(services.Get(i).FullName())+"/"+name) == harmless {
+				t.Errorf("%s: refused is %t", name, !harmless)
+			}
+		}
+	}
+	if calls < 40 {
+		t.Errorf("only %d calls", calls)
+	}
+	box := "/v1/sandboxes/" + string(sb.ID)
+	for path, want := range map[string]bool{
+		"/ports/8000/x": true, "/ports/49983/process.Process/Start": true, "/ports/49983/filesystem.Filesystem/MakeDir": true, "/ports/49983/filesystem.Filesystem/Move": true,
+		"/ports/49983/warren.guest.v1.GuestService/Replace": true, "/ports/49983/warren.guest.v1.GuestService/RunInSession": true, "/ports/49983/files": true, "/dial/8000": true,
+		"/ports/49983/filesystem.Filesystem/Remove": false, "/ports/49983/filesystem.Filesystem/ListDir": false, "/ports/49983/process.Process/SendSignal": false, "/ports/8000": true, "/nothing": false,
+		"/ports/8000/process.Process/List": true,
+	} {
+		if got := refused(box + path); got != want {
+			t.Errorf("%s: refused is %t", path, got)
+		}
+	}
+	off, on := false, true
+	if _, err := sb.Preview(ctx, 3000, warren.PreviewOptions{Public: &on}); !errors.Is(err, warren.ErrExhausted) {
+		t.Errorf("a preview is opened: %v", err)
+	}
+	if _, err := sb.Preview(ctx, 3000, warren.PreviewOptions{Public: &off, NoLink: true}); errors.Is(err, warren.ErrExhausted) {
+		t.Errorf("a preview is not closed: %v", err)
+	}
+	if err := sb.Delete(ctx); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	l.full.Store(false)
+	if _, err := c.Create(ctx, warren.Spec{Name: "two"}); err != nil {
+		t.Errorf("once there is room: %v", err)
 	}
 }

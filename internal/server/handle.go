@@ -139,6 +139,12 @@ func (s *Server) serve(w *recorder, r *http.Request, req *request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
 	}
+	if s.changes(route.name, r) {
+		if err := s.recordable(); err != nil {
+			s.refuse(w, r, s.judge(ctx, procedures[req.route], err))
+			return
+		}
+	}
 	route.handler.ServeHTTP(w, r)
 }
 

@@ -97,6 +97,9 @@ func (h sandboxService) VerifyFlows(ctx context.Context, req *connect.Request[wa
 	q := engine.VerifyRequest{Calls: req.Msg.GetCalls(), Accept: req.Msg.GetAccept()}
 	if q.Accept {
 		tell(ctx, "accept", "true")
+		if err := h.s.recordable(); err != nil {
+			return nil, err
+		}
 	}
 	for _, x := range req.Msg.GetSince() {
 		q.Since = append(q.Since, engine.RecordHead{Seq: x.GetSeq(), Hash: x.GetHash()})

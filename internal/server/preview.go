@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -39,6 +40,19 @@ func (h sandboxService) PreviewPort(ctx context.Context, req *connect.Request[wa
 	case ttl < time.Second || ttl > maxLink:
 		return nil, invalid("ttl is %s; a link works for 1s to %s", ttl, maxLink)
 	}
+	tell(ctx, "port", strconv.FormatUint(uint64(m.GetPort()), 10))
+	if m.Public != nil {
+		tell(ctx, "public", strconv.FormatBool(*m.Public))
+	}
+	if m.GetRevoke() {
+		tell(ctx, "revoke", "true")
+	}
+	// What only closes is let through, and what only asks where a preview is.
+	if !m.GetNoLink() || m.GetPublic() || m.KeepHost != nil {
+		if err := h.s.recordable(); err != nil {
+			return nil, err
+		}
+	}
 	r := engine.PreviewRequest{ID: m.GetId(), Port: uint16(m.GetPort()), Public: m.Public, KeepHost: m.KeepHost, Revoke: m.GetRevoke()}
 	if h.s.opts.Previews == nil {
 		if _, err := h.s.engine.Resolve(callerOf(ctx), m.GetId()); err != nil {
@@ -59,6 +73,7 @@ func (h sandboxService) PreviewPort(ctx context.Context, req *connect.Request[wa
 	if err != nil {
 		return nil, err
 	}
+	tell(ctx, "public", strconv.FormatBool(p.Public))
 	v := &warrenv1.Preview{SandboxId: string(p.SandboxID), Port: uint32(p.Port), Url: h.s.opts.Previews.URL(p.SandboxID, p.Port), Public: p.Public, KeepHost: p.KeepHost}
 	switch {
 	case m.GetNoLink():

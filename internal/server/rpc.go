@@ -242,6 +242,8 @@ func (h sandboxService) CreateSandbox(ctx context.Context, req *connect.Request[
 	if err != nil {
 		return err
 	}
+	tell(ctx, "made", string(sb.ID))
+	tell(ctx, "policy", sb.Spec.Policy)
 	return stream.Send(&warrenv1.CreateSandboxResponse{Event: &warrenv1.CreateSandboxResponse_Sandbox{Sandbox: sandboxTo(sb)}})
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -33,6 +34,7 @@ func (h sandboxService) ForkSandbox(ctx context.Context, req *connect.Request[wa
 		return err
 	}
 	out := &warrenv1.ForkResult{Stopped: durationTo(res.Stopped), Kind: kindTo(res.Kind)}
+	var made []string
 	for _, ch := range res.Children {
 		f := &warrenv1.ForkedSandbox{}
 		if ch.Err != nil {
@@ -40,9 +42,11 @@ func (h sandboxService) ForkSandbox(ctx context.Context, req *connect.Request[wa
 			f.Error, f.Message = fault.Detail(), fault.Message
 		} else {
 			f.Sandbox = sandboxTo(ch.Sandbox)
+			made = append(made, string(ch.Sandbox.ID))
 		}
 		out.Children = append(out.Children, f)
 	}
+	tell(ctx, "made", strings.Join(made, " "))
 	return stream.Send(&warrenv1.ForkSandboxResponse{Event: &warrenv1.ForkSandboxResponse_Result{Result: out}})
 }
 

@@ -4081,7 +4081,9 @@ type ListFlowsRequest struct {
 	// The record of calls instead, which only the owner of the server sees. Action is "call"; fields are call, method, target (what it was about, as the caller
 	// named it), result ("ok", "refused", "cut", or the kind of an error), status, request, ms, and of callers without a good token remote
 	// and more. Or Action is "preview": fields are port, by ("link", "cookie", "token", "public"; none for who was not let in), result, why, remote, and requests, which
-	// is 1 for the first of a kind and else counts those that followed within ten minutes of since.
+	// is 1 for the first of a kind and else counts those that followed within ten minutes of since. Or Action is "record.lost": as many records as the field records says
+	// could not be written between from and to. Or Action is "policy.change": fields are policy, old and new (digests), problem (why the new text cannot be used) and
+	// sandboxes (how many have it). What made sandboxes has made (their ids) and policy, and what changed a preview has port, public and revoke.
 	Calls         bool `protobuf:"varint,3,opt,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
