@@ -178,7 +178,7 @@ func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, ac
 		err = fmt.Errorf("it is %s: %w", was, warren.ErrState)
 	case row.Driver != p.row.Driver:
 		err = fmt.Errorf("the snapshot was taken with driver %s, and the sandbox has %s: %w", p.row.Driver, row.Driver, warren.ErrInvalid)
-	case row.ImageDigest != p.row.ImageDigest && SnapshotKind(p.row.Kind) == MemorySnapshot:
+	case row.ImageDigest != p.row.ImageDigest: // also files alone: the layer of the root fits no other image
 		err = fmt.Errorf("the snapshot was taken on image %s (%.20s), and the sandbox has %s (%.20s); `warren create --snapshot %s` makes a sandbox of it: %w",
 			p.row.Image, p.row.ImageDigest, row.Image, row.ImageDigest, p.label(), warren.ErrInvalid)
 	case row.Disk != p.row.Disk && SnapshotKind(p.row.Kind) == MemorySnapshot:

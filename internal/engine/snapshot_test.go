@@ -353,3 +353,26 @@ func TestRollbackFails(t *testing.T) {
 		return err == nil && (got.State == Paused || got.State == Running) && r.word("box") == "one"
 	})
 }
+
+// TestRollbackAcrossImages asks for snapshots of both kinds of another image: what runs stays as it is.
+func TestRollbackAcrossImages(t *testing.T) {
+	r := newRig(t, nil)
+	r.images.add("debian", "oci")
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "memory")
+	if _, err := r.Snapshot(t.Context(), alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.create(alice, Spec{Name: "other", Image: "debian"})
+	r.mark("other", "mine")
+	for _, to := range []string{"memory", "files"} {
+		_, err := r.Rollback(t.Context(), alice, "other", to)
+		if !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "taken on image host") || !strings.Contains(err.Error(), "has debian") ||
+			!strings.Contains(err.Error(), "`warren create --snapshot "+to+"`") {
+			t.Errorf("to %s: %v", to, err)
+		}
+		if got, err := r.Get(t.Context(), alice, "other"); err != nil || got.State != Running || r.word("other") != "mine" {
+			t.Errorf("after %s: %+v, %v, %q", to, got, err, r.word("other"))
+		}
+	}
+}
