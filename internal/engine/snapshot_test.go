@@ -3,10 +3,12 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
@@ -375,4 +377,109 @@ func TestRollbackAcrossImages(t *testing.T) {
 			t.Errorf("after %s: %+v, %v, %q", to, got, err, r.word("other"))
 		}
 	}
+}
+
+// TestRollbackNoRoom asks for rollbacks for which there is no room: before it is asked for, or found out by the copy. What runs goes
+// on, with its memory.
+func TestRollbackNoRoom(t *testing.T) {
+	ctx := t.Context()
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	r := newRig(t, func(o *Options) { o.Host = h })
+	sb := r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	r.snapshotNow("box", "memory")
+	if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.mark("box", "two")
+	as := func(when string, want State) {
+		t.Helper()
+		if got, err := r.Get(ctx, alice, "box"); err != nil || got.State != want || r.word("box") != "two" {
+			t.Errorf("%s: %+v, %v, %q", when, got, err, r.word("box"))
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.dir, "*", "*.new")); len(left) > 0 {
+			t.Errorf("%s: left %q", when, left)
+		}
+	}
+	deletes := r.world.Calls(fake.OpDelete)
+	for _, state := range []State{Running, Paused} {
+		for _, to := range []string{"memory", "files"} {
+			h.set(8<<30, 1<<30+100<<20) // of which 1 GiB stays free, and the copy takes 200 MiB
+			_, err := r.Rollback(ctx, alice, "box", to)
+			if !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "is as it was") || !strings.Contains(err.Error(), "200 MiB more are needed") {
+				t.Errorf("rollback to %s without room: %v", to, err)
+			}
+			as("without room for "+to, state)
+			h.set(8<<30, 50<<30)
+			r.spaces.mu.Lock()
+			r.spaces.replace = fmt.Errorf("copy: %w", warren.ErrExhausted)
+			r.spaces.mu.Unlock()
+			_, err = r.Rollback(ctx, alice, "box", to)
+			if !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "is as it was") {
+				t.Errorf("rollback to %s with a copy that fails: %v", to, err)
+			}
+			as("after a copy that failed for "+to, state)
+			r.spaces.mu.Lock()
+			r.spaces.replace = nil
+			r.spaces.mu.Unlock()
+		}
+		if state == Running {
+			if n := r.world.Calls(fake.OpDelete); n != deletes {
+				t.Errorf("an execution was removed: %d calls, %d before", n, deletes)
+			}
+			conn, err := r.Dial(ctx, alice, "box", warren.GuestPort)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+			r.pauseNow(sb.ID)
+		}
+	}
+	if got, err := r.Rollback(ctx, alice, "box", "memory"); err != nil || got.State != Running || r.word("box") != "one" {
+		t.Errorf("with room: %+v, %v, %q", got, err, r.word("box"))
+	}
+}
+
+// TestRollbackStuck lets the driver remove nothing while a sandbox rolls back, in one server and then in the next: calls are told why,
+// and neither wait for it nor are asked to come again; a delete ends it.
+func TestRollbackStuck(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "snap")
+	busy := errors.New("the driver is busy today")
+	r.world.Inject(fake.OpDelete, fake.Fault{Err: busy})
+	if _, err := r.Rollback(ctx, alice, "box", "snap"); !errors.Is(err, busy) {
+		t.Errorf("rollback: %v", err)
+	}
+	told := func(when string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		for what, do := range map[string]func() error{
+			"dial":     func() error { _, err := r.Dial(ctx, alice, "box", 80); return err },
+			"restart":  func() error { _, err := r.Restart(ctx, alice, "box"); return err },
+			"pause":    func() error { _, err := r.Pause(ctx, alice, "box"); return err },
+			"snapshot": func() error { _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box"}, nil); return err },
+		} {
+			eventually(t, "the reason is known", func() bool {
+				err := do()
+				if !errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrUnavailable) {
+					t.Fatalf("%s: %s: %v", when, what, err)
+				}
+				return strings.Contains(err.Error(), busy.Error())
+			})
+		}
+	}
+	told("while it is tried again")
+	r.stop()
+	r.start()
+	told("after a restart of the server")
+	r.world.Inject(fake.OpDelete, fake.Fault{})
+	r.delete(alice, "box")
+	if err := r.DeleteSnapshot(ctx, alice, "snap", false); err != nil {
+		t.Fatal(err)
+	}
+	r.empty()
 }
