@@ -86,12 +86,9 @@ func (e *Engine) goOn(ctx context.Context, r *bootRequest, p *snapshot) error {
 		r.memory = e.memoryDir(p.row.ID)
 		return nil
 	}
-	if _, err := os.Stat(e.rootTar(p.row.ID)); err == nil {
-		r.root = e.rootTar(p.row.ID)
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return plainPath(err)
-	}
-	return nil
+	layer, err := e.checkRoot(ctx, p)
+	r.root = layer
+	return err
 }
 
 // Rollback takes a sandbox back to a snapshot: memory, root and workspace. It keeps its id, its name and its settings. What
@@ -316,7 +313,8 @@ func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, ac
 // verify says whether a sandbox could go on from a snapshot, before anything depends on it.
 func (e *Engine) verify(ctx context.Context, row *store.Sandbox, p *snapshot) error {
 	if SnapshotKind(p.row.Kind) != MemorySnapshot {
-		return nil
+		_, err := e.checkRoot(ctx, p)
+		return err
 	}
 	v, ok := driver.As[driver.Verifier](e.opts.Drivers[row.Driver])
 	if !ok {

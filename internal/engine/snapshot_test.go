@@ -1,12 +1,16 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -482,4 +486,116 @@ func TestRollbackStuck(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.empty()
+}
+
+// rootedDriver is the fake driver with something in the root of its sandboxes.
+type rootedDriver struct{ *fake.Driver }
+
+func (rootedDriver) SaveRoot(_ context.Context, _ warren.SandboxID, w io.Writer) error {
+	_, err := w.Write(bytes.Repeat([]byte("layer "), 1000))
+	return err
+}
+
+// TestSnapshotFilesDamaged damages the layer of a snapshot of files in each way: nothing is made of it, nothing goes back to it, and what
+// runs is as it was. Of an older version, without a checksum, it is taken as it is.
+func TestSnapshotFilesDamaged(t *testing.T) {
+	ctx := t.Context()
+	r := prepareRig(t, t.TempDir(), func(o *Options) { o.Drivers["fake"] = rootedDriver{o.Drivers["fake"].(*fake.Driver)} })
+	var layers atomic.Int64
+	r.fopts.Guest = func(warren.SandboxID) http.Handler {
+		return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+			if n, _ := io.Copy(io.Discard, req.Body); req.URL.Path == "/root" && n == 6000 {
+				layers.Add(1)
+			}
+		})
+	}
+	r.start()
+	defer r.stop()
+	r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	snap, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.pauseNow(r.boxNamed("box"))
+	none, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "none", FilesOnly: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Resume(ctx, alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	r.mark("box", "two")
+	tar := r.rootTar(snap.ID)
+	good, err := os.ReadFile(tar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, b []byte) {
+		t.Helper()
+		if err := errors.Join(os.RemoveAll(name), os.WriteFile(name, b, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flipped := bytes.Clone(good)
+	flipped[3000] ^= 1
+	for _, c := range []struct {
+		name, snap, want string
+		do               func()
+	}{
+		{"a flipped bit", "files", "not the checksum", func() { put(tar, flipped) }},
+		{"a truncated layer", "files", "has 2999 bytes, and had 6000", func() { put(tar, good[:2999]) }},
+		{"an empty layer", "files", "has 0 bytes", func() { put(tar, nil) }},
+		{"a layer that is gone", "files", "is gone", func() { os.Remove(tar) }},
+		{"a layer where there was none", "none", "had not when it was taken", func() { put(r.rootTar(none.ID), good) }},
+	} {
+		c.do()
+		damaged := func(what string, err error) {
+			t.Helper()
+			if !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "snapshot "+c.snap+" is damaged: ") || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %s: %v", c.name, what, err)
+			}
+		}
+		_, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "copy", Snapshot: c.snap}}, nil)
+		damaged("create", err)
+		deletes := r.world.Calls(fake.OpDelete)
+		_, err = r.Rollback(ctx, alice, "box", c.snap)
+		damaged("rollback", err)
+		if got, err := r.Get(ctx, alice, "box"); err != nil || got.State != Running || r.word("box") != "two" || r.world.Calls(fake.OpDelete) != deletes {
+			t.Errorf("%s: after the rollback: %+v, %v, %q", c.name, got, err, r.word("box"))
+		}
+	}
+	if n := layers.Load(); n != 0 {
+		t.Errorf("%d layers of damaged snapshots were written", n)
+	}
+	put(tar, good)
+	os.Remove(r.rootTar(none.ID))
+	// The checksum is in the store, which is read again.
+	r.stop()
+	r.start()
+	for _, to := range []string{"files", "none"} {
+		if _, err := r.Rollback(ctx, alice, "box", to); err != nil || r.word("box") != "one" {
+			t.Errorf("rollback to %s: %v, %q", to, err, r.word("box"))
+		}
+	}
+	if n := layers.Load(); n != 1 {
+		t.Errorf("%d layers were written by a rollback with one and one without", n)
+	}
+	r.mu.Lock()
+	r.snaps[snap.ID].row.RootSum = "" // of an older version
+	r.mu.Unlock()
+	put(tar, flipped)
+	if _, err := r.Rollback(ctx, alice, "box", "files"); err != nil || layers.Load() != 2 {
+		t.Errorf("rollback to one without a checksum: %v, %d layers", err, layers.Load())
+	}
+}
+
+// boxNamed is the id of a sandbox of alice's.
+func (r *rig) boxNamed(name string) warren.SandboxID {
+	r.t.Helper()
+	id, err := r.Resolve(alice, name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return id
 }
