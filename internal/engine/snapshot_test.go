@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -598,4 +599,30 @@ func (r *rig) boxNamed(name string) warren.SandboxID {
 		r.t.Fatal(err)
 	}
 	return id
+}
+
+// TestSnapshotFilesSaid makes sandboxes of snapshots: those of one that has files alone are told to start cold, others are not.
+func TestSnapshotFilesSaid(t *testing.T) {
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "memory")
+	if _, err := r.Snapshot(t.Context(), alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"memory": 0, "files": 1} {
+		var mu sync.Mutex
+		said := 0
+		_, err := r.Create(t.Context(), alice, CreateRequest{Spec: Spec{Snapshot: name}}, func(p Progress) {
+			mu.Lock()
+			defer mu.Unlock()
+			if p.Step == "files only" && strings.Contains(p.Message, "snapshot "+name+" has files alone") && strings.Contains(p.Message, "started cold") {
+				said++
+			}
+		})
+		mu.Lock()
+		if err != nil || said != want {
+			t.Errorf("of %s: said %d times, want %d (%v)", name, said, want, err)
+		}
+		mu.Unlock()
+	}
 }
