@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -370,14 +371,33 @@ services:
 	}
 
 	h.warren("exec", "one", "--", "sh", "-c", "echo first > file; echo first > /var/tmp/file")
-	h.warren("snapshot", "--name", "then", "one")
+	// cold runs a command that makes do with files, and says so.
+	cold := func(want string, args ...string) {
+		t.Helper()
+		cmd := h.command(args...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if out, err := cmd.Output(); err != nil {
+			t.Fatalf("warren %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr.Bytes())
+		}
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("warren %s says %q, want %q", strings.Join(args, " "), stderr.String(), want)
+		}
+	}
+	const made, begun = "driver docker cannot keep memory: the snapshot has the files alone", "snapshot then has files alone: files only, started cold"
+	cold(made, "snapshot", "--name", "then", "one")
 	h.warren("exec", "one", "--", "sh", "-c", "echo second > file; echo second > /var/tmp/file")
-	h.warren("fork", "--name", "two", "one")
+	cold(made, "fork", "--name", "two", "one")
 	if got := h.warren("exec", "two", "--", "sh", "-c", "cat file /var/tmp/file"); got != "second\nsecond" {
 		t.Errorf("the fork has %q", got)
 	}
+	cold(begun, "create", "--name", "three", "--snapshot", "then")
+	if got := h.warren("exec", "three", "--", "sh", "-c", "cat file /var/tmp/file"); got != "first\nfirst" {
+		t.Errorf("made of the snapshot: %q", got)
+	}
+	h.warren("rm", "three")
 	beats("two")
-	h.warren("rollback", "one", "then")
+	cold(begun, "rollback", "one", "then")
 	if got := h.warren("exec", "one", "--", "sh", "-c", "cat file /var/tmp/file"); got != "first\nfirst" {
 		t.Errorf("after the rollback: %q", got)
 	}

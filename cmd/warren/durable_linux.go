@@ -180,6 +180,18 @@ func (w workspaces) BeginCopy(ctx context.Context, from, to warren.WorkspaceID, 
 	return c, nil
 }
 
+func (w workspaces) ReplaceNeeds(ctx context.Context, from warren.WorkspaceID) (int64, error) {
+	return w.s.ReplaceNeeds(ctx, from)
+}
+
+func (w workspaces) BeginReplace(ctx context.Context, id, from warren.WorkspaceID) (engine.WorkspaceReplacement, error) {
+	r, err := w.s.BeginReplace(ctx, id, from)
+	if err != nil {
+		return nil, err // not a replacement that is nil
+	}
+	return r, nil
+}
+
 func (w workspaces) Replace(ctx context.Context, id, from warren.WorkspaceID) error {
 	return w.s.Replace(ctx, id, from)
 }

@@ -73,6 +73,9 @@ func openGVisor(dir string, cfg config.Config, log *slog.Logger) (driver.Driver,
 	if err != nil {
 		return nil, err
 	}
+	if key != nil {
+		log.Info("snapshots.key encrypts memory images; workspaces, and the layers of snapshots that have files alone, stay plain files")
+	}
 	return gvisor.New(gvisor.Options{
 		StateDir: dir, RuntimePath: runtime, GuestPath: guest, Logger: log, ImageKey: key, CompressImages: cfg.Snapshots.Compress,
 	})

@@ -155,7 +155,7 @@ func rollbackCommand(a *app) *cobra.Command {
 		Short: "Take a sandbox back to a snapshot",
 		Long: `Take a sandbox back to a snapshot: memory, processes, root and workspace. It keeps its id, name and settings; processes of
 then are found again. What happened since is lost, but for commits. A sandbox that is paused or has failed can be
-taken back too.`,
+taken back too. To a snapshot that has files alone it starts cold, and a line on the error output says so.`,
 		Example: `  warren rollback fix before-upgrade`,
 		Args:    exactly("ID", "SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -167,6 +167,11 @@ taken back too.`,
 			sb := c.Ref(args[0])
 			if err := sb.Rollback(cmd.Context(), args[1]); err != nil {
 				return err
+			}
+			if p, err := c.Snapshot(cmd.Context(), string(sb.LastSnapshot)); err != nil {
+				fmt.Fprintln(a.err, a.errorStyle("warren:"), "rolled back; whether with memory is not known:", describe(err))
+			} else if p.Kind == warren.SnapshotFiles {
+				fmt.Fprintln(a.err, a.errorStyle("warren:"), "snapshot", escape(args[1]), "has files alone: files only, started cold")
 			}
 			if a.json {
 				return a.printJSON(sb)

@@ -691,6 +691,10 @@ func (m *making) start(ctx context.Context) error {
 				return err
 			}
 			r.event = "fork"
+			// A fork has said it already, and services of a template begin anew anyway.
+			if p := m.from.snap; m.from.source == "" && m.spec.Template == "" && SnapshotKind(p.row.Kind) == FilesSnapshot {
+				m.flight.tell(Progress{Step: "files only", Message: fmt.Sprintf("snapshot %s has files alone: files only, started cold", p.label())})
+			}
 		}
 		err := e.boot(gctx, r)
 		if errors.Is(err, driver.ErrImage) && m.from != nil {

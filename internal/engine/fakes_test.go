@@ -172,6 +172,7 @@ type dirWorkspaces struct {
 	mu       sync.Mutex
 	populate error
 	remove   error
+	replace  error // of all copies for a rollback
 	slow     time.Duration
 }
 
@@ -254,17 +255,50 @@ func (d *dirWorkspaces) BeginCopy(_ context.Context, from, to warren.WorkspaceID
 	return &dirCopy{d: d, from: from, to: to}, nil
 }
 
-func (d *dirWorkspaces) Replace(_ context.Context, id, from warren.WorkspaceID) error {
-	tmp := d.path(id) + ".new"
-	os.RemoveAll(tmp)
-	if err := os.CopyFS(tmp, os.DirFS(d.path(from))); err != nil {
+func (d *dirWorkspaces) Replace(ctx context.Context, id, from warren.WorkspaceID) error {
+	r, err := d.BeginReplace(ctx, id, from)
+	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(d.path(id)); err != nil {
-		return err
-	}
-	return os.Rename(tmp, d.path(id))
+	defer r.Abort()
+	return r.Commit(ctx)
 }
+
+func (d *dirWorkspaces) ReplaceNeeds(context.Context, warren.WorkspaceID) (int64, error) {
+	return 200 << 20, nil
+}
+
+// dirReplacement keeps, as the real one, from BeginReplace to Abort what it needs, and writes no more in between.
+type dirReplacement struct {
+	d  *dirWorkspaces
+	id warren.WorkspaceID
+}
+
+func (r dirReplacement) tmp() string { return r.d.path(r.id) + ".new" }
+
+func (d *dirWorkspaces) BeginReplace(_ context.Context, id, from warren.WorkspaceID) (WorkspaceReplacement, error) {
+	r := dirReplacement{d, id}
+	d.mu.Lock()
+	err := d.replace
+	d.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	os.RemoveAll(r.tmp())
+	if err := os.CopyFS(r.tmp(), os.DirFS(d.path(from))); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r dirReplacement) Commit(context.Context) error {
+	if err := os.RemoveAll(r.d.path(r.id)); err != nil {
+		return err
+	}
+	return os.Rename(r.tmp(), r.d.path(r.id))
+}
+
+func (r dirReplacement) Abort() { os.RemoveAll(r.tmp()) }
 
 func (d *dirWorkspaces) Adopt(_ context.Context, from, to warren.WorkspaceID) error {
 	return os.Rename(d.path(from), d.path(to))
@@ -353,6 +387,12 @@ func (r *rig) open() error {
 	var err error
 	if r.store, err = store.Open(ctx, store.Options{Path: filepath.Join(r.dir, "warren.db")}); err != nil {
 		return err
+	}
+	// What the real one removes when it is opened.
+	if left, _ := filepath.Glob(filepath.Join(r.spaces.dir, "*.new")); len(left) > 0 {
+		for _, d := range left {
+			os.RemoveAll(d)
+		}
 	}
 	r.fopts.World = r.world
 	r.driver = fake.New(r.fopts)

@@ -194,6 +194,8 @@ func (e *Engine) shift(ctx context.Context, sb *sandbox, actor, kind string, fro
 		select {
 		case <-op.done:
 		case <-op.first:
+		case <-op.waits:
+			continue // which says why
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -499,9 +501,6 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 	e.mu.Lock()
 	row := sb.row
 	e.mu.Unlock()
-	if State(row.State) == RollingBack {
-		return e.settleRollback(sb)
-	}
 	d := e.opts.Drivers[row.Driver]
 	all, err := d.List(ctx)
 	if err != nil {
@@ -575,6 +574,13 @@ func (e *Engine) dropImages(do func(func())) error {
 	for _, d := range entries {
 		id := warren.SandboxID(strings.TrimSuffix(d.Name(), unfinished))
 		if sb := e.boxes[id]; sb != nil {
+			if sb.state() == Paused && strings.HasSuffix(d.Name(), unfinished) {
+				// Of a rollback that was cut short before it was decided. At once, for the next one makes it again.
+				if err := os.RemoveAll(filepath.Join(e.opts.PauseDir, d.Name())); err != nil {
+					return err
+				}
+				continue
+			}
 			switch sb.state() {
 			case Pausing, Paused, Resuming, RollingBack:
 				continue

@@ -251,6 +251,13 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 			e.finish(sb, op, nil)
 		})
 	case settle:
+		if State(row.State) == RollingBack {
+			ctx, cancel := context.WithCancel(e.ctx) // which a delete ends
+			op := newOperation("rollback", cancel)
+			sb.op = op
+			do(func() { e.settleFor(ctx, sb, op) })
+			break
+		}
 		hold("pause", func(op *operation) { e.settlePause(sb, op) })
 	case finish:
 		hold("delete", func(op *operation) {

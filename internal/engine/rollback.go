@@ -17,6 +17,7 @@ import (
 
 // The places at which the crash suite ends the process during a rollback, in order.
 var (
+	fpRollbackStaged   = failpoint.New("engine.rollback.staged")
 	fpRollbackIntent   = failpoint.New("engine.rollback.intent")
 	fpRollbackRemoved  = failpoint.New("engine.rollback.removed")
 	fpRollbackReplaced = failpoint.New("engine.rollback.replaced")
@@ -24,10 +25,60 @@ var (
 	fpRollbackPaused   = failpoint.New("engine.rollback.paused")
 )
 
-// A rollback looks at all that it needs before it touches anything. Then the store says that the sandbox is rolling back,
-// and from there on it only goes forward: the execution ends, the workspace becomes the snapshot's in one step, the
-// snapshot's image becomes that of a paused sandbox, and that is resumed. Each step may be repeated, so a crash at any
-// point leaves the sandbox as it was, or as it was at the snapshot.
+// A rollback looks at all that it needs, and makes aside what takes room on the disk, before it touches anything. Then the
+// store says that the sandbox is rolling back, and from there on it only goes forward: the execution ends, the workspace
+// becomes the snapshot's in one step, the snapshot's image becomes that of a paused sandbox, and that is resumed. Each step
+// may be repeated, so a crash at any point leaves the sandbox as it was, or as it was at the snapshot. What was aside at a
+// crash is removed by the next start and made again, in the room that it had.
+
+// staged is what a rollback has made aside. Its nil makes all of it when it is needed.
+type staged struct {
+	files WorkspaceReplacement
+	image string // the directory of an image, "" for none
+}
+
+// drop removes what has not been used.
+func (s *staged) drop() {
+	if s == nil {
+		return
+	}
+	if s.files != nil {
+		s.files.Abort()
+	}
+	if s.image != "" {
+		os.RemoveAll(s.image)
+	}
+}
+
+// stage makes what a rollback of a sandbox to p needs, or leaves nothing.
+func (e *Engine) stage(ctx context.Context, row *store.Sandbox, p *snapshot) (_ *staged, err error) {
+	need, err := e.opts.Workspaces.ReplaceNeeds(ctx, p.row.FilesID)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.diskRoom(need); err != nil {
+		return nil, err
+	}
+	s := &staged{}
+	defer func() {
+		if err != nil {
+			s.drop()
+		}
+	}()
+	if SnapshotKind(p.row.Kind) == MemorySnapshot {
+		s.image = e.imageDir(row.ID) + unfinished
+		if err := os.RemoveAll(s.image); err != nil {
+			return nil, plainPath(err)
+		}
+		if _, err := linkImage(e.memoryDir(p.row.ID), s.image); err != nil {
+			return nil, err
+		}
+	}
+	if s.files, err = e.opts.Workspaces.BeginReplace(ctx, row.WorkspaceID, p.row.FilesID); err != nil {
+		return nil, err
+	}
+	return s, fpRollbackStaged.Hit()
+}
 
 // goOn lets an execution begin where a snapshot is.
 func (e *Engine) goOn(ctx context.Context, r *bootRequest, p *snapshot) error {
@@ -35,12 +86,9 @@ func (e *Engine) goOn(ctx context.Context, r *bootRequest, p *snapshot) error {
 		r.memory = e.memoryDir(p.row.ID)
 		return nil
 	}
-	if _, err := os.Stat(e.rootTar(p.row.ID)); err == nil {
-		r.root = e.rootTar(p.row.ID)
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return plainPath(err)
-	}
-	return nil
+	layer, err := e.checkRoot(ctx, p)
+	r.root = layer
+	return err
 }
 
 // Rollback takes a sandbox back to a snapshot: memory, root and workspace. It keeps its id, its name and its settings. What
@@ -91,9 +139,9 @@ func (e *Engine) Rollback(ctx context.Context, c Caller, ref, snapRef string) (*
 }
 
 func (e *Engine) runRollback(ctx context.Context, sb *sandbox, p *snapshot, actor string) error {
-	committed, err := e.beginRollback(ctx, sb, p, actor)
+	aside, committed, err := e.beginRollback(ctx, sb, p, actor)
 	if err == nil {
-		err = e.rollForward(ctx, sb, p)
+		err = e.rollForward(ctx, sb, p, aside)
 	}
 	if err == nil {
 		err = e.goOnFrom(ctx, sb, p, actor)
@@ -113,9 +161,10 @@ func (e *Engine) runRollback(ctx context.Context, sb *sandbox, p *snapshot, acto
 		return fmt.Errorf("sandbox %s is as it was: rollback to snapshot %s: %w", label, p.label(), err)
 	case state == RollingBack:
 		// It can only go forward, and it does.
+		e.stuck(sb, err)
 		if err := e.settleRollback(sb); err != nil {
 			e.record(ctx, e.event("warren", "sandbox.rollback_failed", &sb.row, err.Error()))
-			e.spawnSettle(sb)
+			e.spawnSettle(sb, err)
 			return fmt.Errorf("sandbox %s is on its way to snapshot %s, which is tried again: %w", label, p.label(), err)
 		}
 		return fmt.Errorf("sandbox %s is at snapshot %s, but does not run: %w", label, p.label(), err)
@@ -124,7 +173,7 @@ func (e *Engine) runRollback(ctx context.Context, sb *sandbox, p *snapshot, acto
 }
 
 // spawnSettle goes on with a rollback that the driver or the disk does not let through, as soon as nothing holds sb.
-func (e *Engine) spawnSettle(sb *sandbox) {
+func (e *Engine) spawnSettle(sb *sandbox, why error) {
 	ctx, cancel := context.WithCancel(e.ctx) // which a delete ends
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,39 +183,69 @@ func (e *Engine) spawnSettle(sb *sandbox) {
 			cancel()
 			return
 		}
-		var wait time.Duration
-		for {
-			e.mu.Lock()
-			over := sb.state() != RollingBack
-			e.mu.Unlock()
-			if !over {
-				err = e.settleRollback(sb)
-			}
-			if over || err == nil || ctx.Err() != nil {
-				e.finish(sb, op, err)
-				return
-			}
-			e.log.Warn("rollback not finished yet", "sandbox", sb.row.ID, "error", err)
-			e.again(ctx, &wait)
-		}
+		e.stuck(sb, why)
+		e.settleFor(ctx, sb, op)
 	}) {
 		cancel()
+	}
+}
+
+// settleFor goes on with a rollback until it is finished, or ctx ends.
+func (e *Engine) settleFor(ctx context.Context, sb *sandbox, op *operation) {
+	var wait time.Duration
+	for {
+		var err error
+		e.mu.Lock()
+		over := sb.state() != RollingBack
+		e.mu.Unlock()
+		if !over {
+			err = e.settleRollback(sb)
+		}
+		if over || err == nil || ctx.Err() != nil {
+			e.finish(sb, op, err)
+			return
+		}
+		e.stuck(sb, err)
+		e.log.Warn("rollback not finished yet", "sandbox", sb.row.ID, "error", err)
+		e.again(ctx, &wait)
 	}
 }
 
 // opSettle is the kind of an operation that is repeated until it succeeds. Nobody but a delete, which ends it, waits for it.
 const opSettle = "settle"
 
+// stuck says to those who wait for a rollback, and to those who come, what keeps it from getting on.
+func (e *Engine) stuck(sb *sandbox, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if op := sb.op; op != nil && sb.state() == RollingBack {
+		if op.stuck == nil {
+			close(op.waits)
+		}
+		op.stuck = err
+	}
+}
+
 // settling is what others get who find a sandbox so held, or nil. The caller holds mu.
 func (sb *sandbox) settling() error {
-	if sb.op == nil || sb.op.kind != opSettle {
+	if sb.op == nil || sb.op.kind != opSettle && sb.op.stuck == nil {
 		return nil
 	}
-	return fmt.Errorf("sandbox %s is on its way to a snapshot, which does not get on and is tried again; `warren events %s` says why: %w", sb.label(), sb.label(), warren.ErrUnavailable)
+	return sb.rollingBack(sb.op.stuck)
+}
+
+// rollingBack is what a caller gets who would wait for a rollback that may take for ever. It is no [warren.ErrUnavailable], at which
+// clients ask again and again and tell nobody.
+func (sb *sandbox) rollingBack(why error) error {
+	because := ""
+	if why != nil {
+		because = " (" + why.Error() + ")"
+	}
+	return fmt.Errorf("sandbox %s is on its way to a snapshot, which does not get on%s and is tried again; `warren rm %s` ends that: %w", sb.label(), because, sb.label(), warren.ErrState)
 }
 
 // beginRollback looks at what a rollback needs and makes the decision durable.
-func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, actor string) (committed bool, err error) {
+func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, actor string) (aside *staged, committed bool, err error) {
 	e.mu.Lock()
 	row := sb.row
 	ws := e.spaces[row.WorkspaceID]
@@ -178,7 +257,7 @@ func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, ac
 		err = fmt.Errorf("it is %s: %w", was, warren.ErrState)
 	case row.Driver != p.row.Driver:
 		err = fmt.Errorf("the snapshot was taken with driver %s, and the sandbox has %s: %w", p.row.Driver, row.Driver, warren.ErrInvalid)
-	case row.ImageDigest != p.row.ImageDigest && SnapshotKind(p.row.Kind) == MemorySnapshot:
+	case row.ImageDigest != p.row.ImageDigest: // also files alone: the layer of the root fits no other image
 		err = fmt.Errorf("the snapshot was taken on image %s (%.20s), and the sandbox has %s (%.20s); `warren create --snapshot %s` makes a sandbox of it: %w",
 			p.row.Image, p.row.ImageDigest, row.Image, row.ImageDigest, p.label(), warren.ErrInvalid)
 	case row.Disk != p.row.Disk && SnapshotKind(p.row.Kind) == MemorySnapshot:
@@ -188,17 +267,26 @@ func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, ac
 	}
 	e.mu.Unlock()
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	look := row
 	if err := e.verify(ctx, &look, p); err != nil {
-		return false, err
+		return nil, false, err
 	}
+	if aside, err = e.stage(ctx, &look, p); err != nil {
+		return nil, false, err
+	}
+	defer func() {
+		if err != nil {
+			aside.drop()
+		}
+	}()
 	e.mu.Lock()
+	row, was = sb.row, sb.state() // what was written of it meanwhile stays
 	if !sb.executing() {
 		if err := e.reserve(row.Owner, usage{cpu: int64(row.CPUMillis), memory: row.Memory}); err != nil {
 			e.mu.Unlock()
-			return false, err
+			return nil, false, err
 		}
 	}
 	e.setState(sb, RollingBack)
@@ -216,16 +304,17 @@ func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, ac
 	defer e.mu.Unlock()
 	if err != nil {
 		e.setState(sb, was)
-		return false, err
+		return nil, false, err
 	}
 	sb.row.SnapshotID, sb.row.Failure = row.SnapshotID, nil
-	return true, nil
+	return aside, true, nil
 }
 
 // verify says whether a sandbox could go on from a snapshot, before anything depends on it.
 func (e *Engine) verify(ctx context.Context, row *store.Sandbox, p *snapshot) error {
 	if SnapshotKind(p.row.Kind) != MemorySnapshot {
-		return nil
+		_, err := e.checkRoot(ctx, p)
+		return err
 	}
 	v, ok := driver.As[driver.Verifier](e.opts.Drivers[row.Driver])
 	if !ok {
@@ -261,8 +350,9 @@ func (e *Engine) verify(ctx context.Context, row *store.Sandbox, p *snapshot) er
 }
 
 // rollForward makes of a sandbox that is rolling back a paused one, or one without an execution where the snapshot has
-// files alone. It may be repeated.
-func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot) error {
+// files alone. It may be repeated, without what was made aside before.
+func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot, aside *staged) error {
+	defer aside.drop()
 	if err := fpRollbackIntent.Hit(); err != nil {
 		return err
 	}
@@ -279,24 +369,42 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot) erro
 	if err := fpRollbackRemoved.Hit(); err != nil {
 		return err
 	}
-	if err := e.opts.Workspaces.Replace(ctx, row.WorkspaceID, p.row.FilesID); err != nil {
+	if aside != nil {
+		if err := aside.files.Commit(ctx); err != nil {
+			return err
+		}
+		aside.files.Abort() // what was there before goes, and the workspace is free for who starts on it
+		aside.files = nil
+	} else if err := e.opts.Workspaces.Replace(ctx, row.WorkspaceID, p.row.FilesID); err != nil {
 		return err
 	}
 	if err := fpRollbackReplaced.Hit(); err != nil {
 		return err
 	}
-	if err := e.dropImage(row.ID); err != nil {
-		return plainPath(err)
-	}
-	if SnapshotKind(p.row.Kind) != MemorySnapshot {
-		return nil
-	}
 	dir := e.imageDir(row.ID)
-	if _, err := linkImage(e.memoryDir(p.row.ID), dir+unfinished); err != nil {
-		return err
+	if aside == nil || aside.image == "" {
+		if err := e.dropImage(row.ID); err != nil {
+			return plainPath(err)
+		}
+		if SnapshotKind(p.row.Kind) != MemorySnapshot {
+			return nil
+		}
+		if _, err := linkImage(e.memoryDir(p.row.ID), dir+unfinished); err != nil {
+			return err
+		}
+	} else {
+		if err := os.RemoveAll(dir); err != nil {
+			return plainPath(err)
+		}
+		e.mu.Lock()
+		e.countImage(sb, 0)
+		e.mu.Unlock()
 	}
 	if err := os.Rename(dir+unfinished, dir); err != nil {
 		return plainPath(err)
+	}
+	if aside != nil {
+		aside.image = ""
 	}
 	if err := syncDir(e.opts.PauseDir); err != nil {
 		return plainPath(err)
@@ -355,7 +463,7 @@ func (e *Engine) settleRollback(sb *sandbox) error {
 		return nil
 	}
 	defer release()
-	if err := e.rollForward(ctx, sb, p); err != nil {
+	if err := e.rollForward(ctx, sb, p, nil); err != nil {
 		return err
 	}
 	if SnapshotKind(p.row.Kind) == MemorySnapshot {

@@ -60,6 +60,9 @@ type operation struct {
 	// first is closed after the first attempt of a delete, whose result firstErr is.
 	first    chan struct{}
 	firstErr error
+	// waits is closed when a rollback does not get on, for the reason in stuck, which the engine's mu guards.
+	waits chan struct{}
+	stuck error
 	// lingers, set before first is closed, is why what is removed is still there while the removal is tried again.
 	lingers error
 	// workspace says that a delete takes the workspace too, whatever the row says.
@@ -88,9 +91,15 @@ func (e *Engine) hold(ctx context.Context, sb *sandbox, kind string, cancel cont
 			e.mu.Unlock()
 			return nil, notFound("sandbox", string(sb.row.ID))
 		}
-		if err := sb.settling(); err != nil {
-			e.mu.Unlock()
-			return nil, err
+		waits := make(chan struct{})
+		if kind != opSettle { // which comes after what does not get on
+			if err := sb.settling(); err != nil {
+				e.mu.Unlock()
+				return nil, err
+			}
+			if sb.op != nil {
+				waits = sb.op.waits
+			}
 		}
 		old := sb.op
 		if old == nil {
@@ -102,6 +111,7 @@ func (e *Engine) hold(ctx context.Context, sb *sandbox, kind string, cancel cont
 		e.mu.Unlock()
 		select {
 		case <-old.done:
+		case <-waits:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -168,7 +178,7 @@ func (e *Engine) madeRoom() {
 }
 
 func newOperation(kind string, cancel context.CancelFunc) *operation {
-	return &operation{kind: kind, cancel: cancel, done: make(chan struct{}), first: make(chan struct{})}
+	return &operation{kind: kind, cancel: cancel, done: make(chan struct{}), first: make(chan struct{}), waits: make(chan struct{})}
 }
 
 // finish lets go of sb.

@@ -2,9 +2,13 @@ package engine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -322,14 +326,14 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	if err := fpSnapshotIntent.Hit(); err != nil {
 		return nil, 0, err
 	}
-	img, stopped, err := e.keepInstant(ctx, sb, p, o)
+	img, sum, stopped, err := e.keepInstant(ctx, sb, p, o)
 	if err != nil {
 		return nil, 0, err
 	}
 	if err := fpSnapshotWritten.Hit(); err != nil {
 		return nil, 0, err
 	}
-	row.State, row.MemorySize = snapReady, img
+	row.State, row.MemorySize, row.RootSum = snapReady, img, sum
 	if !o.transient {
 		total, shared, err := e.opts.Workspaces.Usage(ctx, row.FilesID)
 		if err != nil {
@@ -437,24 +441,27 @@ func withNetwork(text json.RawMessage, network string) (json.RawMessage, error) 
 	return json.Marshal(s)
 }
 
-// keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, and how long the sandbox
-// stood still.
-func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o taking) (size int64, stopped time.Duration, err error) {
+// keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, of a layer of the root also the
+// checksum, and how long the sandbox stood still.
+func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o taking) (size int64, sum string, stopped time.Duration, err error) {
+	if SnapshotKind(p.row.Kind) == FilesSnapshot {
+		sum = noRoot // unless it runs and has changed something
+	}
 	e.mu.Lock()
 	state, id, ws := sb.state(), sb.row.ID, sb.row.WorkspaceID
 	e.mu.Unlock()
 	dir := e.snapshotDir(p.row.ID)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return 0, 0, plainPath(err)
+		return 0, "", 0, plainPath(err)
 	}
 	o.tell(Progress{Step: "copy workspace"})
 	cp, err := e.opts.Workspaces.BeginCopy(ctx, ws, p.row.FilesID, !o.transient)
 	if err != nil {
-		return 0, 0, err
+		return 0, "", 0, err
 	}
 	defer cp.Abort()
 	if err := fpSnapshotBegun.Hit(); err != nil {
-		return 0, 0, err
+		return 0, "", 0, err
 	}
 	o.tell(Progress{Step: "save " + p.row.Kind})
 	began, _ := e.clock.Steady()
@@ -464,7 +471,7 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o ta
 			err = cp.Finish(ctx)
 		}
 	case state == Running:
-		size, err = e.standStill(ctx, sb, p, func() error {
+		size, sum, err = e.standStill(ctx, sb, p, func() error {
 			if err := fpSnapshotFrozen.Hit(); err != nil {
 				return err
 			}
@@ -475,37 +482,37 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o ta
 	}
 	ended, _ := e.clock.Steady()
 	if err != nil {
-		return 0, 0, err
+		return 0, "", 0, err
 	}
 	if err := fpSnapshotThawed.Hit(); err != nil {
-		return 0, 0, err
+		return 0, "", 0, err
 	}
 	if _, err := cp.Commit(ctx); err != nil {
-		return 0, 0, err
+		return 0, "", 0, err
 	}
 	if !o.transient {
 		if c, ok := driver.As[driver.Copier](e.opts.Drivers[p.row.Driver]); ok && state == Running && SnapshotKind(p.row.Kind) == MemorySnapshot {
 			img, err := c.Seal(ctx, e.memoryDir(p.row.ID))
 			if err != nil {
-				return 0, 0, fmt.Errorf("driver %s: %w", p.row.Driver, err)
+				return 0, "", 0, fmt.Errorf("driver %s: %w", p.row.Driver, err)
 			}
 			size = img.Size
 		}
 		if err := syncTree(dir); err != nil {
-			return 0, 0, plainPath(err)
+			return 0, "", 0, plainPath(err)
 		}
 		if err := syncDir(e.opts.SnapshotDir); err != nil {
-			return 0, 0, plainPath(err)
+			return 0, "", 0, plainPath(err)
 		}
 	}
 	if state != Running {
-		return size, 0, nil
+		return size, sum, 0, nil
 	}
-	return size, ended - began, nil
+	return size, sum, ended - began, nil
 }
 
-// standStill keeps the memory, or the root's changes, of a running sandbox, and does what is to be done at the same instant.
-func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanwhile func() error) (size int64, err error) {
+// standStill keeps the memory, or the root's changes with their checksum, of a running sandbox, and does what is to be done at the same instant.
+func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanwhile func() error) (size int64, sum string, err error) {
 	d, id := e.opts.Drivers[p.row.Driver], sb.row.ID
 	freezer, freezes := driver.As[driver.Freezer](d)
 	if freezes {
@@ -525,18 +532,18 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 	if SnapshotKind(p.row.Kind) == MemorySnapshot {
 		s, _ := driver.As[driver.Snapshotter](d)
 		if err := os.Mkdir(e.memoryDir(p.row.ID), 0o700); err != nil {
-			return 0, plainPath(err)
+			return 0, "", plainPath(err)
 		}
 		c, ok := driver.As[driver.Copier](d)
 		if !ok {
 			img, err := s.Snapshot(ctx, id, e.memoryDir(p.row.ID), true)
 			if err != nil {
-				return 0, fail("snapshot", err)
+				return 0, "", fail("snapshot", err)
 			}
-			return img.Size, meanwhile()
+			return img.Size, "", meanwhile()
 		}
 		if err := freezer.Freeze(ctx, id); err != nil {
-			return 0, fail("freeze", err)
+			return 0, "", fail("freeze", err)
 		}
 		files := make(chan error, 1)
 		go func() { files <- meanwhile() }()
@@ -544,41 +551,42 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 		if err != nil {
 			err = fail("snapshot", err)
 		}
-		return img.Size, errors.Join(err, <-files)
+		return img.Size, "", errors.Join(err, <-files)
 	}
 	if freezes {
 		if err := freezer.Freeze(ctx, id); err != nil {
-			return 0, fail("freeze", err)
+			return 0, "", fail("freeze", err)
 		}
 	}
 	if c, ok := driver.As[driver.Syncer](d); ok && !freezes { // which brings home as well
 		if err := c.Sync(ctx, id); err != nil {
-			return 0, fail("sync", err)
+			return 0, "", fail("sync", err)
 		}
 	}
 	if err := meanwhile(); err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	saver, ok := driver.As[driver.RootSaver](d)
 	if !ok {
-		return 0, nil
+		return 0, noRoot, nil
 	}
 	f, err := os.OpenFile(e.rootTar(p.row.ID), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return 0, plainPath(err)
+		return 0, "", plainPath(err)
 	}
 	defer f.Close()
-	if err := saver.SaveRoot(ctx, id, f); err != nil {
-		return 0, fail("save root", err)
+	h := sha256.New()
+	if err := saver.SaveRoot(ctx, id, io.MultiWriter(f, h)); err != nil {
+		return 0, "", fail("save root", err)
 	}
 	fi, err := f.Stat()
 	if err == nil && fi.Size() <= emptyTar {
-		return 0, os.Remove(f.Name()) // nothing has changed
+		return 0, noRoot, os.Remove(f.Name()) // nothing has changed
 	}
 	if err != nil {
-		return 0, plainPath(err)
+		return 0, "", plainPath(err)
 	}
-	return fi.Size(), nil
+	return fi.Size(), rootSum(h), nil
 }
 
 // emptyTar is the size of an archive without entries.
@@ -588,6 +596,65 @@ const emptyTar = 1024
 // cannot tell.
 func (e *Engine) rootTar(id warren.SnapshotID) string {
 	return filepath.Join(e.snapshotDir(id), "root.tar")
+}
+
+// noRoot stands for the checksum where there is no layer.
+const noRoot = "none"
+
+func rootSum(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
+
+// checkRoot returns the layer of a snapshot of files, "" for none, when it is what was written then. Snapshots of older versions have no
+// checksum: theirs is believed.
+func (e *Engine) checkRoot(ctx context.Context, p *snapshot) (layer string, err error) {
+	e.mu.Lock()
+	row, label := p.row, p.label()
+	e.mu.Unlock()
+	damaged := func(format string, args ...any) error {
+		return fmt.Errorf("snapshot %s is damaged: %s; its workspace is not, but what was changed outside of it is lost; take another: %w", label, fmt.Sprintf(format, args...), warren.ErrState)
+	}
+	layer = e.rootTar(row.ID)
+	f, err := os.Open(layer)
+	switch {
+	case errors.Is(err, os.ErrNotExist) && (row.RootSum == noRoot || row.RootSum == "" && row.MemorySize == 0):
+		return "", nil
+	case errors.Is(err, os.ErrNotExist):
+		return "", damaged("the layer of its root, %s, is gone", size(row.MemorySize))
+	case err != nil:
+		return "", plainPath(err)
+	}
+	defer f.Close()
+	if row.RootSum == noRoot {
+		return "", damaged("it has a layer of its root, which it had not when it was taken")
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		return "", plainPath(err)
+	}
+	if fi.Size() != row.MemorySize {
+		return "", damaged("the layer of its root has %d bytes, and had %d when it was taken", fi.Size(), row.MemorySize)
+	}
+	if row.RootSum == "" {
+		return layer, nil
+	}
+	h := sha256.New()
+	buf := make([]byte, 1<<20)
+	for {
+		n, err := f.Read(buf)
+		h.Write(buf[:n]) // never fails
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return "", plainPath(err)
+		}
+	}
+	if rootSum(h) != row.RootSum {
+		return "", damaged("the layer of its root has not the checksum that it had when it was taken")
+	}
+	return layer, nil
 }
 
 // linkImage makes an image appear in another directory, and returns its size. Its files are never written again.

@@ -1,12 +1,19 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
@@ -352,4 +359,270 @@ func TestRollbackFails(t *testing.T) {
 		got, err := r.Get(ctx, alice, string(sb.ID))
 		return err == nil && (got.State == Paused || got.State == Running) && r.word("box") == "one"
 	})
+}
+
+// TestRollbackAcrossImages asks for snapshots of both kinds of another image: what runs stays as it is.
+func TestRollbackAcrossImages(t *testing.T) {
+	r := newRig(t, nil)
+	r.images.add("debian", "oci")
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "memory")
+	if _, err := r.Snapshot(t.Context(), alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.create(alice, Spec{Name: "other", Image: "debian"})
+	r.mark("other", "mine")
+	for _, to := range []string{"memory", "files"} {
+		_, err := r.Rollback(t.Context(), alice, "other", to)
+		if !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "taken on image host") || !strings.Contains(err.Error(), "has debian") ||
+			!strings.Contains(err.Error(), "`warren create --snapshot "+to+"`") {
+			t.Errorf("to %s: %v", to, err)
+		}
+		if got, err := r.Get(t.Context(), alice, "other"); err != nil || got.State != Running || r.word("other") != "mine" {
+			t.Errorf("after %s: %+v, %v, %q", to, got, err, r.word("other"))
+		}
+	}
+}
+
+// TestRollbackNoRoom asks for rollbacks for which there is no room: before it is asked for, or found out by the copy. What runs goes
+// on, with its memory.
+func TestRollbackNoRoom(t *testing.T) {
+	ctx := t.Context()
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	r := newRig(t, func(o *Options) { o.Host = h })
+	sb := r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	r.snapshotNow("box", "memory")
+	if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.mark("box", "two")
+	as := func(when string, want State) {
+		t.Helper()
+		if got, err := r.Get(ctx, alice, "box"); err != nil || got.State != want || r.word("box") != "two" {
+			t.Errorf("%s: %+v, %v, %q", when, got, err, r.word("box"))
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.dir, "*", "*.new")); len(left) > 0 {
+			t.Errorf("%s: left %q", when, left)
+		}
+	}
+	deletes := r.world.Calls(fake.OpDelete)
+	for _, state := range []State{Running, Paused} {
+		for _, to := range []string{"memory", "files"} {
+			h.set(8<<30, 1<<30+100<<20) // of which 1 GiB stays free, and the copy takes 200 MiB
+			_, err := r.Rollback(ctx, alice, "box", to)
+			if !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "is as it was") || !strings.Contains(err.Error(), "200 MiB more are needed") {
+				t.Errorf("rollback to %s without room: %v", to, err)
+			}
+			as("without room for "+to, state)
+			h.set(8<<30, 50<<30)
+			r.spaces.mu.Lock()
+			r.spaces.replace = fmt.Errorf("copy: %w", warren.ErrExhausted)
+			r.spaces.mu.Unlock()
+			_, err = r.Rollback(ctx, alice, "box", to)
+			if !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "is as it was") {
+				t.Errorf("rollback to %s with a copy that fails: %v", to, err)
+			}
+			as("after a copy that failed for "+to, state)
+			r.spaces.mu.Lock()
+			r.spaces.replace = nil
+			r.spaces.mu.Unlock()
+		}
+		if state == Running {
+			if n := r.world.Calls(fake.OpDelete); n != deletes {
+				t.Errorf("an execution was removed: %d calls, %d before", n, deletes)
+			}
+			conn, err := r.Dial(ctx, alice, "box", warren.GuestPort)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+			r.pauseNow(sb.ID)
+		}
+	}
+	if got, err := r.Rollback(ctx, alice, "box", "memory"); err != nil || got.State != Running || r.word("box") != "one" {
+		t.Errorf("with room: %+v, %v, %q", got, err, r.word("box"))
+	}
+}
+
+// TestRollbackStuck lets the driver remove nothing while a sandbox rolls back, in one server and then in the next: calls are told why,
+// and neither wait for it nor are asked to come again; a delete ends it.
+func TestRollbackStuck(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "snap")
+	busy := errors.New("the driver is busy today")
+	r.world.Inject(fake.OpDelete, fake.Fault{Err: busy})
+	if _, err := r.Rollback(ctx, alice, "box", "snap"); !errors.Is(err, busy) {
+		t.Errorf("rollback: %v", err)
+	}
+	told := func(when string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		for what, do := range map[string]func() error{
+			"dial":     func() error { _, err := r.Dial(ctx, alice, "box", 80); return err },
+			"restart":  func() error { _, err := r.Restart(ctx, alice, "box"); return err },
+			"pause":    func() error { _, err := r.Pause(ctx, alice, "box"); return err },
+			"snapshot": func() error { _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box"}, nil); return err },
+		} {
+			eventually(t, "the reason is known", func() bool {
+				err := do()
+				if !errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrUnavailable) {
+					t.Fatalf("%s: %s: %v", when, what, err)
+				}
+				return strings.Contains(err.Error(), busy.Error())
+			})
+		}
+	}
+	told("while it is tried again")
+	r.stop()
+	r.start()
+	told("after a restart of the server")
+	r.world.Inject(fake.OpDelete, fake.Fault{})
+	r.delete(alice, "box")
+	if err := r.DeleteSnapshot(ctx, alice, "snap", false); err != nil {
+		t.Fatal(err)
+	}
+	r.empty()
+}
+
+// rootedDriver is the fake driver with something in the root of its sandboxes.
+type rootedDriver struct{ *fake.Driver }
+
+func (rootedDriver) SaveRoot(_ context.Context, _ warren.SandboxID, w io.Writer) error {
+	_, err := w.Write(bytes.Repeat([]byte("layer "), 1000))
+	return err
+}
+
+// TestSnapshotFilesDamaged damages the layer of a snapshot of files in each way: nothing is made of it, nothing goes back to it, and what
+// runs is as it was. Of an older version, without a checksum, it is taken as it is.
+func TestSnapshotFilesDamaged(t *testing.T) {
+	ctx := t.Context()
+	r := prepareRig(t, t.TempDir(), func(o *Options) { o.Drivers["fake"] = rootedDriver{o.Drivers["fake"].(*fake.Driver)} })
+	var layers atomic.Int64
+	r.fopts.Guest = func(warren.SandboxID) http.Handler {
+		return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+			if n, _ := io.Copy(io.Discard, req.Body); req.URL.Path == "/root" && n == 6000 {
+				layers.Add(1)
+			}
+		})
+	}
+	r.start()
+	defer r.stop()
+	r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	snap, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.pauseNow(r.boxNamed("box"))
+	none, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "none", FilesOnly: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Resume(ctx, alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	r.mark("box", "two")
+	tar := r.rootTar(snap.ID)
+	good, err := os.ReadFile(tar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, b []byte) {
+		t.Helper()
+		if err := errors.Join(os.RemoveAll(name), os.WriteFile(name, b, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flipped := bytes.Clone(good)
+	flipped[3000] ^= 1
+	for _, c := range []struct {
+		name, snap, want string
+		do               func()
+	}{
+		{"a flipped bit", "files", "not the checksum", func() { put(tar, flipped) }},
+		{"a truncated layer", "files", "has 2999 bytes, and had 6000", func() { put(tar, good[:2999]) }},
+		{"an empty layer", "files", "has 0 bytes", func() { put(tar, nil) }},
+		{"a layer that is gone", "files", "is gone", func() { os.Remove(tar) }},
+		{"a layer where there was none", "none", "had not when it was taken", func() { put(r.rootTar(none.ID), good) }},
+	} {
+		c.do()
+		damaged := func(what string, err error) {
+			t.Helper()
+			if !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "snapshot "+c.snap+" is damaged: ") || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %s: %v", c.name, what, err)
+			}
+		}
+		_, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "copy", Snapshot: c.snap}}, nil)
+		damaged("create", err)
+		deletes := r.world.Calls(fake.OpDelete)
+		_, err = r.Rollback(ctx, alice, "box", c.snap)
+		damaged("rollback", err)
+		if got, err := r.Get(ctx, alice, "box"); err != nil || got.State != Running || r.word("box") != "two" || r.world.Calls(fake.OpDelete) != deletes {
+			t.Errorf("%s: after the rollback: %+v, %v, %q", c.name, got, err, r.word("box"))
+		}
+	}
+	if n := layers.Load(); n != 0 {
+		t.Errorf("%d layers of damaged snapshots were written", n)
+	}
+	put(tar, good)
+	os.Remove(r.rootTar(none.ID))
+	// The checksum is in the store, which is read again.
+	r.stop()
+	r.start()
+	for _, to := range []string{"files", "none"} {
+		if _, err := r.Rollback(ctx, alice, "box", to); err != nil || r.word("box") != "one" {
+			t.Errorf("rollback to %s: %v, %q", to, err, r.word("box"))
+		}
+	}
+	if n := layers.Load(); n != 1 {
+		t.Errorf("%d layers were written by a rollback with one and one without", n)
+	}
+	r.mu.Lock()
+	r.snaps[snap.ID].row.RootSum = "" // of an older version
+	r.mu.Unlock()
+	put(tar, flipped)
+	if _, err := r.Rollback(ctx, alice, "box", "files"); err != nil || layers.Load() != 2 {
+		t.Errorf("rollback to one without a checksum: %v, %d layers", err, layers.Load())
+	}
+}
+
+// boxNamed is the id of a sandbox of alice's.
+func (r *rig) boxNamed(name string) warren.SandboxID {
+	r.t.Helper()
+	id, err := r.Resolve(alice, name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return id
+}
+
+// TestSnapshotFilesSaid makes sandboxes of snapshots: those of one that has files alone are told to start cold, others are not.
+func TestSnapshotFilesSaid(t *testing.T) {
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "memory")
+	if _, err := r.Snapshot(t.Context(), alice, SnapshotRequest{ID: "box", Name: "files", FilesOnly: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"memory": 0, "files": 1} {
+		var mu sync.Mutex
+		said := 0
+		_, err := r.Create(t.Context(), alice, CreateRequest{Spec: Spec{Snapshot: name}}, func(p Progress) {
+			mu.Lock()
+			defer mu.Unlock()
+			if p.Step == "files only" && strings.Contains(p.Message, "snapshot "+name+" has files alone") && strings.Contains(p.Message, "started cold") {
+				said++
+			}
+		})
+		mu.Lock()
+		if err != nil || said != want {
+			t.Errorf("of %s: said %d times, want %d (%v)", name, said, want, err)
+		}
+		mu.Unlock()
+	}
 }

@@ -509,6 +509,13 @@ type WorkspaceCopy interface {
 	Abort()
 }
 
+// WorkspaceReplacement is what a workspace is to become, whole and on disk beside it. Commit puts it in the workspace's place in one
+// step; Abort removes it, after a Commit what was there before. Until Abort nobody else changes the workspace.
+type WorkspaceReplacement interface {
+	Commit(ctx context.Context) error
+	Abort()
+}
+
 // Workspaces keeps the durable files.
 type Workspaces interface {
 	// Prepare makes the directories, in milliseconds; Populate fills them. Both may be repeated.
@@ -519,9 +526,12 @@ type Workspaces interface {
 	Delete(ctx context.Context, id warren.WorkspaceID) error
 	Copy(ctx context.Context, from, to warren.WorkspaceID) (method string, err error)
 	// BeginCopy begins a copy of one instant, see [WorkspaceCopy]; with keep nobody ever writes to it. Replace makes a
-	// workspace what another is, all or nothing, and may be repeated. Adopt gives a copy another id.
+	// workspace what another is, all or nothing, and may be repeated. BeginReplace does of it all that takes room, which is
+	// ReplaceNeeds bytes, see [WorkspaceReplacement]. Adopt gives a copy another id.
 	BeginCopy(ctx context.Context, from, to warren.WorkspaceID, keep bool) (WorkspaceCopy, error)
 	Replace(ctx context.Context, id, from warren.WorkspaceID) error
+	ReplaceNeeds(ctx context.Context, from warren.WorkspaceID) (int64, error)
+	BeginReplace(ctx context.Context, id, from warren.WorkspaceID) (WorkspaceReplacement, error)
 	Adopt(ctx context.Context, from, to warren.WorkspaceID) error
 	// Usage is the bytes on disk, and how many of them other workspaces have too.
 	Usage(ctx context.Context, id warren.WorkspaceID) (total, shared int64, err error)

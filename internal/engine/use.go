@@ -176,7 +176,8 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 		case sb.state() == Deleting:
 			e.mu.Unlock()
 			return nil, fmt.Errorf("sandbox %s is being deleted: %w", sb.label(), warren.ErrState)
-		case sb.state() == Running && (op == nil || op.kind == "update" || op.kind == "snapshot" || op.kind == "fork"):
+		// Before a rollback has all that it needs the sandbox runs on, and may do so after it.
+		case sb.state() == Running && (op == nil || op.kind == "update" || op.kind == "snapshot" || op.kind == "fork" || op.kind == "rollback"):
 			sb.uses++
 			e.mu.Unlock()
 			return &use{e: e, sb: sb}, nil
@@ -189,6 +190,8 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 			select {
 			case <-op.done:
 			case <-op.first:
+			case <-op.waits:
+				continue // which says why
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
@@ -204,6 +207,10 @@ func (e *Engine) use(ctx context.Context, sb *sandbox) (*use, error) {
 			if err != nil {
 				return nil, err
 			}
+		case sb.state() == RollingBack: // between two tries
+			err := sb.rollingBack(nil)
+			e.mu.Unlock()
+			return nil, err
 		case sb.state() == Failed && RestartPolicy(sb.row.Restart) == RestartOnFailure && sb.row.Damaged == "":
 			if wait := time.Duration(sb.notBefore - e.line.now()); wait > 0 {
 				err := fmt.Errorf("sandbox %s failed %d times in a row soon after its start (last: %s); it is not started again for %s, or `warren restart %s` starts it now: %w",
@@ -393,6 +400,8 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 		select {
 		case <-op.done:
 		case <-op.first:
+		case <-op.waits:
+			continue // which says why
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -38,6 +38,9 @@ type Snapshot struct {
 	// that it does not share.
 	MemorySize int64
 	FilesSize  int64
+	// RootSum is of a snapshot of files "sha256:" and the checksum of the layer beside them, which is MemorySize bytes long, "none"
+	// when there is none, or empty when that was not written down.
+	RootSum string
 	// Transient is a snapshot that lasts as long as the call that took it.
 	Transient bool
 	// Source is what the workspace was made from, as the engine wrote it.
@@ -47,11 +50,11 @@ type Snapshot struct {
 // InsertSnapshot adds a row; when p.Num is 0 the next number is taken and set.
 func (t *Tx) InsertSnapshot(p *Snapshot, spec json.RawMessage) error {
 	r, err := t.exec(`INSERT INTO snapshots (num, id, name, owner, state, kind, sandbox_id, sandbox_name, parent_id, driver, image, image_digest,
-		files_id, repo_id, cpu_millis, memory, disk, pids, created, memory_size, files_size, transient, source, spec)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+		files_id, repo_id, cpu_millis, memory, disk, pids, created, memory_size, files_size, root_sum, transient, source, spec)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		number(p.Num), string(p.ID), null(p.Name), p.Owner, p.State, p.Kind, string(p.SandboxID), null(p.SandboxName), null(string(p.ParentID)),
 		p.Driver, p.Image, p.ImageDigest, string(p.FilesID), string(p.RepoID), int64(p.CPUMillis), p.Memory, p.Disk, int64(p.PIDs),
-		unix(p.Created), p.MemorySize, p.FilesSize, p.Transient, string(p.Source), string(spec))
+		unix(p.Created), p.MemorySize, p.FilesSize, p.RootSum, p.Transient, string(p.Source), string(spec))
 	if err != nil {
 		return err
 	}
@@ -61,7 +64,7 @@ func (t *Tx) InsertSnapshot(p *Snapshot, spec json.RawMessage) error {
 
 // UpdateSnapshot writes what can change of a snapshot.
 func (t *Tx) UpdateSnapshot(p *Snapshot) error {
-	r, err := t.exec(`UPDATE snapshots SET name=?, state=?, kind=?, memory_size=?, files_size=? WHERE id=?`, null(p.Name), p.State, p.Kind, p.MemorySize, p.FilesSize, string(p.ID))
+	r, err := t.exec(`UPDATE snapshots SET name=?, state=?, kind=?, memory_size=?, files_size=?, root_sum=? WHERE id=?`, null(p.Name), p.State, p.Kind, p.MemorySize, p.FilesSize, p.RootSum, string(p.ID))
 	return one(r, err, "snapshot", p.ID)
 }
 
@@ -81,7 +84,7 @@ func (t *Tx) DeleteSnapshot(p *Snapshot) error {
 // Snapshots returns all rows in order of creation.
 func (s *Store) Snapshots(ctx context.Context) ([]*Snapshot, error) {
 	rows, err := s.reader.QueryContext(ctx, `SELECT num, id, coalesce(name,''), owner, state, kind, sandbox_id, coalesce(sandbox_name,''), coalesce(parent_id,''),
-		driver, image, image_digest, files_id, repo_id, cpu_millis, memory, disk, pids, created, memory_size, files_size, transient, source FROM snapshots ORDER BY num`)
+		driver, image, image_digest, files_id, repo_id, cpu_millis, memory, disk, pids, created, memory_size, files_size, root_sum, transient, source FROM snapshots ORDER BY num`)
 	if err != nil {
 		return nil, s.readError(err)
 	}
@@ -92,7 +95,7 @@ func (s *Store) Snapshots(ctx context.Context) ([]*Snapshot, error) {
 		var created int64
 		var source string
 		if err := rows.Scan(&p.Num, &p.ID, &p.Name, &p.Owner, &p.State, &p.Kind, &p.SandboxID, &p.SandboxName, &p.ParentID,
-			&p.Driver, &p.Image, &p.ImageDigest, &p.FilesID, &p.RepoID, &p.CPUMillis, &p.Memory, &p.Disk, &p.PIDs, &created, &p.MemorySize, &p.FilesSize, &p.Transient, &source); err != nil {
+			&p.Driver, &p.Image, &p.ImageDigest, &p.FilesID, &p.RepoID, &p.CPUMillis, &p.Memory, &p.Disk, &p.PIDs, &created, &p.MemorySize, &p.FilesSize, &p.RootSum, &p.Transient, &source); err != nil {
 			return nil, s.readError(err)
 		}
 		p.Created, p.Source = fromUnix(created), json.RawMessage(source)

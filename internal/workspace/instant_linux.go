@@ -268,47 +268,92 @@ func (c *Copying) failed(err error) error {
 
 // Replace makes a workspace what from is, all of it or nothing, even when the machine fails in the middle. No sandbox may
 // have it. Its last commit stays its own.
-func (s *Store) Replace(ctx context.Context, id, from warren.WorkspaceID) (err error) {
+func (s *Store) Replace(ctx context.Context, id, from warren.WorkspaceID) error {
+	r, err := s.BeginReplace(ctx, id, from)
+	if err != nil {
+		return err
+	}
+	defer r.Abort()
+	return r.Commit(ctx)
+}
+
+// Replacing is what a workspace is to become, aside and on disk.
+type Replacing struct{ c *Copying }
+
+// ReplaceNeeds returns how many bytes [Store.BeginReplace] writes.
+func (s *Store) ReplaceNeeds(ctx context.Context, from warren.WorkspaceID) (int64, error) {
+	if s.copier.method != byCopy {
+		return 0, nil
+	}
+	return s.Size(ctx, from)
+}
+
+// BeginReplace makes all that [Store.Replace] needs, and changes nothing yet: what fails for want of room fails here. A sandbox
+// may have the workspace until [Replacing.Commit], which writes no data. Nobody else changes the workspace before
+// [Replacing.Abort], which the caller calls when it is done, whatever happened.
+func (s *Store) BeginReplace(ctx context.Context, id, from warren.WorkspaceID) (_ *Replacing, err error) {
 	unlock, err := s.lock(ctx, id)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer unlock()
+	c := &Copying{s: s, from: from, to: id, tmp: filepath.Join(s.o.Dir, tmpPrefix+"copy~"+string(id)), unlock: unlock}
+	defer func() {
+		if err != nil {
+			c.Abort()
+			err = noRoom(err)
+		}
+	}()
 	m, err := s.load(id)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	src, err := s.ready(from)
-	if err != nil {
-		return err
+	if c.meta, err = s.ready(from); err != nil {
+		return nil, err
 	}
-	if src.RepoID != m.RepoID || src.Commit != m.Commit {
-		return fmt.Errorf("workspace %s was cut from another repository or commit than %s: %w", id, from, warren.ErrInvalid)
+	if c.meta.RepoID != m.RepoID || c.meta.Commit != m.Commit {
+		return nil, fmt.Errorf("workspace %s was cut from another repository or commit than %s: %w", id, from, warren.ErrInvalid)
 	}
-	tmp := filepath.Join(s.o.Dir, tmpPrefix+"copy~"+string(id))
-	if err := removeAll(tmp); err != nil {
-		return err
+	if err := removeAll(c.tmp); err != nil {
+		return nil, err
 	}
-	c := &Copying{s: s, from: from, to: id, tmp: tmp, meta: src, unlock: func() {}}
-	defer c.Abort()
 	if s.copier.method != bySnapshot || !isSubvolume(s.dir(from)) {
 		c.tree = &treeCopy{ctx: ctx, links: map[fileID]string{}, reflink: true}
 	}
 	if err := c.finish(ctx); err != nil {
-		return fmt.Errorf("replace workspace %s: %w", id, err)
+		return nil, fmt.Errorf("replace workspace %s: %w", id, err)
 	}
 	next := *m
 	next.Populated = true
-	if err := save(tmp, &next, true); err != nil {
+	if err := save(c.tmp, &next, true); err != nil {
+		return nil, err
+	}
+	if err := syncFS(c.tmp); err != nil {
+		return nil, err
+	}
+	return &Replacing{c}, nil
+}
+
+// Commit puts it in the workspace's place, in one step. No sandbox may have the workspace.
+func (r *Replacing) Commit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := syncFS(tmp); err != nil {
-		return err
-	}
-	if err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, s.dir(id), unix.RENAME_EXCHANGE); err != nil {
+	id := r.c.to
+	if err := unix.Renameat2(unix.AT_FDCWD, r.c.tmp, unix.AT_FDCWD, r.c.s.dir(id), unix.RENAME_EXCHANGE); err != nil {
 		return fmt.Errorf("replace workspace %s: %w", id, err)
 	}
 	return nil // and Abort removes what it was
+}
+
+// Abort removes what is aside: what did not take the workspace's place, or what had it before.
+func (r *Replacing) Abort() { r.c.Abort() }
+
+// noRoom says of a full disk that it is one.
+func noRoom(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w: %w", err, warren.ErrExhausted)
+	}
+	return err
 }
 
 // Adopt makes a copy, which nobody else uses, a workspace under another id.

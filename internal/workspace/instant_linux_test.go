@@ -1,6 +1,7 @@
 package workspace_test
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -14,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/testenv"
 	"github.com/warren-sandbox/warren/internal/workspace"
 )
 
@@ -394,4 +397,72 @@ func TestReplace(t *testing.T) {
 	if err := f.store.Adopt(t.Context(), "w5", "w1"); err == nil {
 		t.Error("a copy took the place of a workspace that exists")
 	}
+}
+
+// TestReplaceFullDisk replaces a workspace on a disk without room for both: the first half says so and changes nothing. With room
+// it writes all that there is to write, so that the second half needs none.
+func TestReplaceFullDisk(t *testing.T) {
+	ctx := t.Context()
+	dir := filepath.Join(testenv.SmallFS(t, 8<<20, 1000), "workspaces")
+	s, err := workspace.Open(workspace.Options{Dir: dir, IDBase: driver.DiskIDBase})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := func(id warren.WorkspaceID, word string, size int) string {
+		w, err := s.Prepare(ctx, id, workspace.Source{})
+		if err == nil {
+			err = s.Populate(ctx, id)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(w.Files, "word"), []byte(word), 0o644)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(w.Files, "big"), make([]byte, size), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.Files
+	}
+	files := made("w1", "now", 1<<10)
+	made("c1", "then", 3<<20)
+	filler := filepath.Join(dir, "..", "filler")
+	if err := os.WriteFile(filler, make([]byte, 3<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	word := func(want string) {
+		t.Helper()
+		if b, err := os.ReadFile(filepath.Join(files, "word")); err != nil || string(b) != want {
+			t.Errorf("the workspace has %q, want %q (%v)", b, want, err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, ".tmp-*")); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	}
+	if _, err := s.BeginReplace(ctx, "w1", "c1"); !errors.Is(err, warren.ErrExhausted) {
+		t.Errorf("on a full disk: %v", err)
+	}
+	word("now")
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.ReplaceNeeds(ctx, "c1"); err != nil || n < 3<<20 {
+		t.Errorf("it needs %d bytes (%v)", n, err)
+	}
+	r, err := s.BeginReplace(ctx, "w1", "c1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Abort()
+	if b, err := os.ReadFile(filepath.Join(files, "word")); err != nil || string(b) != "now" {
+		t.Errorf("before the second half it has %q (%v)", b, err)
+	}
+	if err := os.WriteFile(filler, make([]byte, 8<<20), 0o600); err == nil {
+		t.Fatal("the disk was never full")
+	}
+	if err := r.Commit(ctx); err != nil {
+		t.Errorf("the second half, on a full disk: %v", err)
+	}
+	r.Abort()
+	word("then")
 }

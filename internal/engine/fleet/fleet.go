@@ -284,6 +284,10 @@ func (w workspaces) BeginCopy(context.Context, warren.WorkspaceID, warren.Worksp
 func (w workspaces) Replace(context.Context, warren.WorkspaceID, warren.WorkspaceID) error {
 	return errNothing
 }
+func (w workspaces) ReplaceNeeds(context.Context, warren.WorkspaceID) (int64, error) { return 0, nil }
+func (w workspaces) BeginReplace(context.Context, warren.WorkspaceID, warren.WorkspaceID) (engine.WorkspaceReplacement, error) {
+	return nil, errNothing
+}
 func (w workspaces) Adopt(context.Context, warren.WorkspaceID, warren.WorkspaceID) error {
 	return errNothing
 }
