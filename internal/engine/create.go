@@ -109,7 +109,11 @@ func (e *Engine) Create(ctx context.Context, c Caller, r CreateRequest, progress
 		spec.Snapshot = string(snap.row.ID)
 		from = &origin{snap: snap, operator: have.Operator}
 	}
-	if err := e.normal(ctx, c, &spec); err != nil {
+	normal := e.normal
+	if from != nil {
+		normal = e.normalFrom
+	}
+	if err := normal(ctx, c, &spec); err != nil {
 		return nil, err
 	}
 	for {

@@ -254,7 +254,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		}
 		err := e.from(snap, have, &spec)
 		if err == nil {
-			err = e.normal(ctx, c, &spec)
+			err = e.normalFrom(ctx, c, &spec)
 		}
 		if err == nil {
 			f := &flight{listeners: []func(Progress){func(p Progress) {
