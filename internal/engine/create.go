@@ -500,7 +500,7 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		IdleAction: string(s.IdleAction), NoAutoResume: s.NoAutoResume, Network: s.PrivateNetwork,
 	}
 	if m.from != nil {
-		m.sb.row.SnapshotID, m.sb.row.SourceID = m.from.parent(), m.from.source
+		m.sb.row.SnapshotID, m.sb.row.SourceID, m.sb.row.ForkID = m.from.parent(), m.from.source, m.from.group
 	}
 	if s.TTL > 0 {
 		m.sb.row.Expires = e.line.now() + int64(s.TTL)
