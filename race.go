@@ -58,6 +58,8 @@ type Attempt struct {
 	// be learned.
 	Diff *DiffSize
 	Kept bool
+	// Left is set when the attempt was to be kept and that failed: its child is there still, and is removed by nobody else.
+	Left bool
 }
 
 // Succeeded reports whether the command exited with 0.
@@ -155,7 +157,8 @@ const (
 // removed, also when ctx ends, unless none is kept and they are to be left.
 //
 // The error is nil when commands fail; each attempt says how it ended. With an error the sandbox is as it was, unless the error
-// comes from the rollback and says otherwise; the snapshot of the kept attempt then stays, and the error names it.
+// comes from the rollback and says otherwise. When it is the keeping that fails, the child of the attempt stays, and so does the
+// snapshot of it if there is one; the error names both.
 func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) {
 	commands, err := o.commands(string(s.ID))
 	if err != nil {
@@ -171,9 +174,10 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		fo.IdleTimeout = raceIdle
 	}
 	leave := false
+	var left SandboxID
 	defer func() {
 		if !leave {
-			err = errors.Join(err, s.c.removeRace(ctx, key))
+			err = errors.Join(err, s.c.removeRace(ctx, key, left))
 		}
 	}()
 	fork, err := s.Fork(ctx, fo)
@@ -210,11 +214,13 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		leave = o.Leave
 		return r, nil
 	}
-	if err := s.become(ctx, best.Sandbox); err != nil {
-		return r, err
+	// A name that is the race's: a snapshot whose id does not arrive is found by it.
+	err = r.keep(ctx, s, best, "race-"+key)
+	if best.Left {
+		left = best.Sandbox.ID
+		err = s.stay(ctx, best, err, o.Leave)
 	}
-	best.Kept, r.Kept = true, best
-	return r, nil
+	return r, err
 }
 
 // commands returns one for each child.
@@ -356,35 +362,61 @@ func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
 	return d, nil
 }
 
-// become takes the sandbox to where another is, by a snapshot of that.
-func (s *Sandbox) become(ctx context.Context, other *Sandbox) error {
+// keep takes the sandbox to where an attempt is, by a snapshot of its child. When that fails, and not because ctx has ended before,
+// the child is to stay.
+func (r *Race) keep(ctx context.Context, s *Sandbox, a *Attempt, name string) error {
 	// To its end, for a snapshot whose id does not arrive would stay.
-	snap, err := other.Snapshot(context.WithoutCancel(ctx), SnapshotOptions{})
-	if err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return errors.Join(err, snap.dropSoon(ctx))
+	snap, err := a.Sandbox.Snapshot(context.WithoutCancel(ctx), SnapshotOptions{Name: name})
+	if gone := ctx.Err(); err != nil || gone != nil {
+		a.Left = gone == nil
+		if gone != nil {
+			err = gone
+		}
+		return errors.Join(err, s.c.dropSoon(ctx, name))
 	}
 	// The server does not stop in the middle of this either.
 	if err := s.Rollback(context.WithoutCancel(ctx), string(snap.ID)); err != nil {
+		a.Left = true
 		return fmt.Errorf("%w; what was chosen stays as snapshot %s: roll back to it, or delete it", err, snap.ID)
 	}
-	return snap.dropSoon(ctx)
+	a.Kept, r.Kept = true, a
+	return s.c.dropSoon(ctx, string(snap.ID))
+}
+
+// stay makes a child one that stays, as its source would, and adds to the error that kept it from becoming that where it is.
+func (s *Sandbox) stay(ctx context.Context, a *Attempt, why error, settled bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	called := string(a.Sandbox.ID)
+	if a.Sandbox.Name != "" {
+		called = a.Sandbox.Name + " (" + called + ")"
+	}
+	why = fmt.Errorf("attempt %d could not be kept: %w; its sandbox %s stays", a.Number, why, called)
+	ch := Change{RemoveLabels: []string{raceLabel}}
+	if !settled {
+		ch.IdleTimeout = new(time.Duration)
+		if src, err := s.c.Sandbox(ctx, string(s.ID)); err == nil {
+			*ch.IdleTimeout, ch.IdleAction = src.Spec.IdleTimeout, src.Spec.IdleAction
+		}
+	}
+	if err := a.Sandbox.Update(ctx, ch); err != nil {
+		return errors.Join(why, fmt.Errorf("it may still be removed when it is idle for %s: %w", raceIdle, err))
+	}
+	return why
 }
 
 // removeTimeout bounds the removal of what a race made.
 const removeTimeout = time.Minute
 
-// dropSoon deletes a snapshot also when ctx has ended.
-func (p *Snapshot) dropSoon(ctx context.Context) error {
+// dropSoon deletes a snapshot, if there is one, also when ctx has ended.
+func (c *Client) dropSoon(ctx context.Context, snapshot string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
-	return p.c.DeleteSnapshot(ctx, string(p.ID), DeleteOptions{AllowMissing: true})
+	return c.DeleteSnapshot(ctx, snapshot, DeleteOptions{AllowMissing: true})
 }
 
-// removeRace removes the children of a race with their workspaces, also those of which the answer never came.
-func (c *Client) removeRace(ctx context.Context, key string) error {
+// removeRace removes the children of a race but for one, with their workspaces, also those of which the answer never came.
+func (c *Client) removeRace(ctx context.Context, key string, but SandboxID) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	var mu sync.Mutex
@@ -394,6 +426,9 @@ func (c *Client) removeRace(ctx context.Context, key string) error {
 		if err != nil {
 			failed = err
 			break
+		}
+		if sb.ID == but {
+			continue
 		}
 		wg.Go(func() {
 			err := c.DeleteSandbox(ctx, string(sb.ID), DeleteOptions{AllowMissing: true, DeleteWorkspace: true})

@@ -27,7 +27,7 @@ func raceCommand(a *app) *cobra.Command {
 		Short: "Try a command in several forks at once and keep the best",
 		Long: `Fork a sandbox, run a command in each child side by side, compare, and take the sandbox to where the chosen attempt is: memory,
 processes, root and workspace. What the sandbox itself did meanwhile is then lost, but for commits. The children are removed, also
-after Ctrl-C; --keep none --leave leaves them.
+after Ctrl-C; --keep none --leave leaves them. When the chosen attempt cannot be kept, its child stays, and the error names it.
 
 The best has exit code 0, then the most tests passed and the fewest failed, then the smallest diff, then the shortest time; when none
 has exit code 0 it is the best of the failed. Tests are counted in the output of go test, pytest, jest, vitest, mocha and cargo test, of
@@ -270,7 +270,7 @@ func (r *race) show(result *warren.Race) error {
 			if t.Err != nil {
 				row.Error = describe(t.Err)
 			}
-			if r.leave {
+			if r.leave || t.Left {
 				row.Sandbox = &t.Sandbox.ID
 			}
 			if err := r.printJSON(row); err != nil {

@@ -1,11 +1,16 @@
 package engine
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
+	"github.com/warren-sandbox/warren/internal/store"
 )
 
 // Budget bounds what may be in use at the same time. Zero fields bound nothing. A failed sandbox counts with its disk, a paused
@@ -119,6 +124,94 @@ func (e *Engine) unreserve(user string, less usage) {
 	if *u == (usage{}) {
 		delete(e.usage, user)
 	}
+}
+
+// release writes that a snapshot is being deleted, and makes what stays on the disk of that for which it counted count for others.
+//
+// Each file that several snapshots have counts for one of them: for the first, for a later one counts without what it shares. So the counts of all
+// together are what is on the disk. When one goes, what counted for it and is not freed goes over to those that count for less than they have, and what is
+// freed beyond that comes off those that count for more than is theirs alone.
+func (e *Engine) release(ctx context.Context, p *snapshot) error {
+	e.sharing.Lock()
+	defer e.sharing.Unlock()
+	e.mu.Lock()
+	row := p.row
+	handed := p.handed || row.State != snapReady // else a crash came after the transaction, or it never counted
+	var others []store.Snapshot
+	for _, q := range e.snaps {
+		if q != p && q.row.State == snapReady && !q.row.Transient && !q.handed && q.row.RepoID == row.RepoID {
+			others = append(others, q.row)
+		}
+	}
+	e.mu.Unlock()
+	row.State = snapDeleting
+	var heirs []store.Snapshot // with what they count for from now on
+	if !handed {
+		near := func(q store.Snapshot) int {
+			switch {
+			case q.SandboxID == row.SandboxID:
+				return 0
+			case q.Owner == row.Owner:
+				return 1
+			}
+			return 2
+		}
+		slices.SortFunc(others, func(a, b store.Snapshot) int { return cmp.Or(near(a)-near(b), cmp.Compare(a.Num, b.Num)) })
+		total, shared, err := e.opts.Workspaces.Usage(ctx, row.FilesID)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err == nil {
+			stays := row.FilesSize - (total - shared)
+			row.FilesSize = total - shared
+			for _, q := range others {
+				if stays == 0 {
+					break
+				}
+				total, shared, err := e.opts.Workspaces.Usage(ctx, q.FilesID)
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err != nil {
+					continue
+				}
+				more := min(stays, max(total-q.FilesSize, 0))
+				if stays < 0 {
+					more = max(stays, min(total-shared-q.FilesSize, 0))
+				}
+				if more != 0 {
+					q.FilesSize += more
+					heirs = append(heirs, q)
+					stays -= more
+				}
+			}
+		} else if !errors.Is(err, warren.ErrNotFound) {
+			e.log.Warn("snapshot that is deleted cannot be measured; what others share of it counts no more", "snapshot", row.ID, "error", err)
+		}
+	}
+	err := e.store.UpdateFreeing(ctx, func(tx *store.Tx) error {
+		for i := range heirs {
+			if err := tx.UpdateSnapshot(&heirs[i]); err != nil {
+				return err
+			}
+		}
+		return tx.UpdateSnapshot(&row)
+	})
+	if err != nil && !errors.Is(err, warren.ErrExhausted) || handed {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, now := range append(heirs, row) {
+		if q := e.snaps[now.ID]; q != nil {
+			more := now.FilesSize - q.row.FilesSize
+			q.row.FilesSize = now.FilesSize
+			e.usageOf(q.row.Owner).disk += more // whatever the budget says: it is there
+			e.total.disk += more
+		}
+	}
+	p.handed = true
+	return err
 }
 
 // BudgetError says which budget is used up. It matches [warren.ErrExhausted].

@@ -187,6 +187,17 @@ func (a actor) fork(name, as string) error {
 	})
 }
 
+// forkAll makes two children, or none.
+func (a actor) forkAll(name, as string) error {
+	return a.j.do("fork-all", as, func() (string, error) {
+		f, err := a.r.Fork(context.Background(), alice, ForkRequest{ID: name, Name: as, Count: 2, All: true}, nil)
+		if err != nil {
+			return "", err
+		}
+		return string(f.Children[0].Sandbox.ID) + " " + string(f.Children[1].Sandbox.ID), nil
+	})
+}
+
 func (a actor) deleteSnapshot(name string) error {
 	return a.j.do("delete-snapshot", name, func() (string, error) {
 		return "", a.r.DeleteSnapshot(context.Background(), alice, name, false)
@@ -225,6 +236,7 @@ func script(r *rig, j *journal) {
 	a := actor{r, j}
 	a.create("first", Spec{Repo: &RepoSource{URL: "https://example.com/r"}})
 	a.create("second", Spec{Restart: RestartOnFailure})
+	a.forkAll("second", "twin")
 	a.createSpace("space")
 	a.copySpace("space", "copy")
 	j.do("commit", "space", func() (string, error) {
@@ -380,6 +392,8 @@ func (m *model) read(text []byte) error {
 			switch op {
 			case "create":
 				m.boxes[name] = result
+			case "fork-all":
+				m.boxes[name+"-1"], m.boxes[name+"-2"], _ = strings.Cut(result, " ")
 			case "delete":
 				delete(m.boxes, name)
 			case "mark", "rollback":
@@ -428,7 +442,7 @@ func (m *model) check(t *testing.T, r *rig) {
 		if want, ok := m.boxes[sb.Name]; ok && want == string(sb.ID) {
 			continue
 		}
-		if m.flying[sb.Name] != "create" {
+		if as, ok := twinOf(sb.Name); m.flying[sb.Name] != "create" && !(ok && m.flying[as] == "fork-all") {
 			t.Errorf("sandbox %s (%s) is there; the model has %q and %q was under way", sb.Name, sb.ID, m.boxes[sb.Name], m.flying[sb.Name])
 		}
 		m.boxes[sb.Name] = string(sb.ID)
@@ -439,6 +453,11 @@ func (m *model) check(t *testing.T, r *rig) {
 				t.Errorf("sandbox %s (%s) is lost; %q was under way", name, id, m.flying[name])
 			}
 			delete(m.boxes, name)
+		}
+	}
+	for name, op := range m.flying {
+		if one, two := have[name+"-1"] != nil, have[name+"-2"] != nil; op == "fork-all" && one != two {
+			t.Errorf("of two children of a fork, which are wanted both or not at all, there are %t and %t", one, two)
 		}
 	}
 	spaces, _, err := r.ListWorkspaces(ctx, alice, false, 1000, "")
@@ -529,6 +548,14 @@ func (m *model) check(t *testing.T, r *rig) {
 		}
 		m.boxes[name] = string(sb.ID)
 	}
+}
+
+// twinOf is the name under which forkAll made one of two.
+func twinOf(name string) (as string, ok bool) {
+	if as, ok = strings.CutSuffix(name, "-1"); !ok {
+		as, ok = strings.CutSuffix(name, "-2")
+	}
+	return as, ok
 }
 
 // checkSnapshots compares the snapshots on disk with those that were acknowledged, adds their files to dirs, and looks
@@ -740,6 +767,12 @@ func TestCrashAtEachFailpoint(t *testing.T) {
 		hits := []int{1}
 		if strings.HasPrefix(name, "store.before") || strings.HasPrefix(name, "store.after") {
 			hits = []int{1, 2, 3, 5, 8, 13, 21} // different changes pass here
+		}
+		switch {
+		case name == "engine.create.running":
+			hits = []int{1, 3, 4} // of one sandbox, and of either twin
+		case strings.HasPrefix(name, "engine.fork."):
+			hits = []int{1, 2} // of the twins, and of a single child
 		}
 		for _, hit := range hits {
 			t.Run(fmt.Sprintf("%s:%d", name, hit), func(t *testing.T) {

@@ -109,7 +109,11 @@ func (e *Engine) Create(ctx context.Context, c Caller, r CreateRequest, progress
 		spec.Snapshot = string(snap.row.ID)
 		from = &origin{snap: snap, operator: have.Operator}
 	}
-	if err := e.normal(ctx, c, &spec); err != nil {
+	normal := e.normal
+	if from != nil {
+		normal = e.normalFrom
+	}
+	if err := normal(ctx, c, &spec); err != nil {
 		return nil, err
 	}
 	for {
@@ -496,7 +500,7 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		IdleAction: string(s.IdleAction), NoAutoResume: s.NoAutoResume, Network: s.PrivateNetwork,
 	}
 	if m.from != nil {
-		m.sb.row.SnapshotID, m.sb.row.SourceID = m.from.parent(), m.from.source
+		m.sb.row.SnapshotID, m.sb.row.SourceID, m.sb.row.ForkID = m.from.parent(), m.from.source, m.from.group
 	}
 	if s.TTL > 0 {
 		m.sb.row.Expires = e.line.now() + int64(s.TTL)

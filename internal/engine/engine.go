@@ -125,6 +125,7 @@ type Engine struct {
 	instance string
 
 	secretMu sync.Mutex
+	sharing  sync.Mutex   // held while it is measured what snapshots share, until it counts; before mu
 	undoing  sync.RWMutex // held for reading while what a create had made is forgotten, by the store and then in memory
 	parsedMu sync.Mutex
 	parsed   map[string]*parsedPolicy // by name

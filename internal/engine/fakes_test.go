@@ -174,6 +174,7 @@ type dirWorkspaces struct {
 	remove   error
 	replace  error // of all copies for a rollback
 	slow     time.Duration
+	usage    func(warren.WorkspaceID) (total, shared int64)
 }
 
 func (d *dirWorkspaces) path(id warren.WorkspaceID) string { return filepath.Join(d.dir, string(id)) }
@@ -304,8 +305,11 @@ func (d *dirWorkspaces) Adopt(_ context.Context, from, to warren.WorkspaceID) er
 	return os.Rename(d.path(from), d.path(to))
 }
 
-func (d *dirWorkspaces) Usage(context.Context, warren.WorkspaceID) (int64, int64, error) {
-	return 0, 0, nil
+func (d *dirWorkspaces) Usage(_ context.Context, id warren.WorkspaceID) (total, shared int64, err error) {
+	if d.usage != nil {
+		total, shared = d.usage(id)
+	}
+	return total, shared, nil
 }
 
 func (d *dirWorkspaces) Copy(_ context.Context, from, to warren.WorkspaceID) (string, error) {

@@ -33,6 +33,9 @@ type origin struct {
 	// own, after which they are gone.
 	source warren.SandboxID
 	adopt  bool
+	// group is what the children of a fork have in common that is all or nothing: the next Open removes those of which the fork did not come
+	// to its end.
+	group string
 	// operator says with whose rights the mounts were allowed.
 	operator bool
 }
@@ -236,6 +239,10 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	row := sb.row
 	e.mu.Unlock()
 	res := &ForkResult{Children: make([]Forked, len(names)), Stopped: stopped, Kind: SnapshotKind(snap.row.Kind)}
+	group := ""
+	if r.All {
+		group = string(snap.row.ID)
+	}
 	make1 := func(i int, adopt bool) {
 		spec := Spec{
 			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: have.TTL,
@@ -254,7 +261,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		}
 		err := e.from(snap, have, &spec)
 		if err == nil {
-			err = e.normal(ctx, c, &spec)
+			err = e.normalFrom(ctx, c, &spec)
 		}
 		if err == nil {
 			f := &flight{listeners: []func(Progress){func(p Progress) {
@@ -263,7 +270,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 				}
 				tell(p)
 			}}}
-			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: adopt, operator: have.Operator}}
+			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: adopt, group: group, operator: have.Operator}}
 			res.Children[i].Sandbox, err = e.make(ctx, m)
 		}
 		res.Children[i].Err = err
@@ -275,8 +282,9 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	}
 	wg.Wait()
 	make1(len(names)-1, true)
-	if err := fpForkMade.Hit(); err != nil {
-		return nil, err
+	why := fpForkMade.Hit()
+	if why != nil && !r.All {
+		return nil, why
 	}
 	var errs []error
 	for _, ch := range res.Children {
@@ -285,31 +293,61 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		}
 	}
 	made := len(names) - len(errs)
-	if len(errs) > 0 && (r.All || made == 0 || ctx.Err() != nil) {
-		for i := range res.Children {
-			if ch := &res.Children[i]; ch.Err == nil {
-				bg, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.DeleteTimeout)
-				if err := e.Delete(bg, c, DeleteRequest{ID: string(ch.Sandbox.ID), AllowMissing: true, DeleteWorkspace: true}); err != nil {
-					errs = append(errs, err)
-				}
-				cancel()
-			}
+	none := len(errs) > 0 && (r.All || made == 0 || ctx.Err() != nil)
+	if why == nil && !none {
+		why = e.completeFork(ctx, c, &row, group, res, stopped)
+		if why != nil && !r.All {
+			e.log.Warn("event of a fork not recorded", "sandbox", row.ID, "error", why)
+			why = nil
 		}
-		if made > 0 {
-			return nil, fmt.Errorf("%d of %d children failed, so none stays: %w", len(errs), len(names), errs[0])
-		}
-		return nil, errs[0]
 	}
-	ev := e.event(c.User, "sandbox.fork", &row, fmt.Sprintf("%d children, stood still for %s", made, stopped.Round(100*time.Microsecond)))
-	ids := make([]string, 0, made)
+	if why == nil && !none {
+		return res, nil
+	}
+	for i := range res.Children {
+		if ch := &res.Children[i]; ch.Err == nil {
+			bg, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.DeleteTimeout)
+			if err := e.Delete(bg, c, DeleteRequest{ID: string(ch.Sandbox.ID), AllowMissing: true, DeleteWorkspace: true}); err != nil {
+				e.log.Warn("child of a fork that failed not removed yet", "sandbox", ch.Sandbox.ID, "error", err)
+			}
+			cancel()
+		}
+	}
+	switch {
+	case len(errs) == 0:
+		return nil, fmt.Errorf("the fork could not be completed, so no child stays: %w", why)
+	case made > 0:
+		return nil, fmt.Errorf("%d of %d children failed, so none stays: %w", len(errs), len(names), errs[0])
+	}
+	return nil, errs[0]
+}
+
+// completeFork records a fork. From then on the children of one that is all or nothing stay.
+func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandbox, group string, res *ForkResult, stopped time.Duration) error {
+	var ids []string
 	for _, ch := range res.Children {
 		if ch.Sandbox != nil {
 			ids = append(ids, string(ch.Sandbox.ID))
 		}
 	}
+	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%d children, stood still for %s", len(ids), stopped.Round(100*time.Microsecond)))
 	ev.Fields = map[string]string{"children": strings.Join(ids, " ")}
-	if err := e.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return tx.AppendEvent(ev) }); err != nil {
-		e.log.Warn("event of a fork not recorded", "sandbox", row.ID, "error", err)
+	if err := e.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+		if group != "" {
+			if err := tx.CompleteFork(group); err != nil {
+				return err
+			}
+		}
+		return tx.AppendEvent(ev)
+	}); err != nil {
+		return err
 	}
-	return res, nil
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, id := range ids {
+		if sb := e.boxes[warren.SandboxID(id)]; sb != nil {
+			sb.row.ForkID = ""
+		}
+	}
+	return nil
 }

@@ -27,7 +27,7 @@ type decision string
 const (
 	leave    decision = "leave"    // nothing to do
 	adopt    decision = "adopt"    // it runs and goes on running
-	undo     decision = "undo"     // its create was cut short
+	undo     decision = "undo"     // its create was cut short, or the fork that it is a child of and that is all or nothing
 	complete decision = "complete" // its create was cut short, but all is there and its caller may ask for it again
 	fail     decision = "fail"     // it has no execution any more
 	sweepOff decision = "sweep"    // it has an execution that it should not have
@@ -41,6 +41,9 @@ func decide(row *store.Sandbox, st *driver.Status, keyed bool) decision {
 	has := driver.State("")
 	if st != nil {
 		has = st.State
+	}
+	if row.ForkID != "" && State(row.State) != Deleting {
+		return undo
 	}
 	switch State(row.State) {
 	case Creating:
@@ -284,8 +287,8 @@ var errInterrupted = fmt.Errorf("the server ended while the sandbox was being ma
 func (e *Engine) undoInterrupted(sb *sandbox, op *operation) {
 	e.mu.Lock()
 	ws := e.spaces[sb.row.WorkspaceID]
-	// One that is not ready was made for this sandbox, even if it was to be kept afterwards.
-	op.workspace = ws != nil && ws.row.State == wsCreating
+	// One that is not ready was made for this sandbox, even if it was to be kept afterwards; so was that of a fork's child.
+	op.workspace = ws != nil && (ws.row.State == wsCreating || sb.row.ForkID != "")
 	e.setState(sb, Deleting)
 	e.mu.Unlock()
 	e.erase(e.ctx, sb, op, erasure{event: e.event("warren", "sandbox.create_failed", &sb.row, errInterrupted.Error()), cause: errInterrupted, lostKey: true})

@@ -51,6 +51,7 @@ type snapshot struct {
 	uses     int // creates and rollbacks under way
 	removing bool
 	idle     chan struct{}
+	handed   bool // what it shares counts for others, see release
 }
 
 func (p *snapshot) label() string {
@@ -335,6 +336,8 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	}
 	row.State, row.MemorySize, row.RootSum = snapReady, img, sum
 	if !o.transient {
+		e.sharing.Lock() // until it counts
+		defer e.sharing.Unlock()
 		total, shared, err := e.opts.Workspaces.Usage(ctx, row.FilesID)
 		if err != nil {
 			return nil, 0, err
@@ -810,8 +813,7 @@ func (e *Engine) dropSnapshot(ctx context.Context, p *snapshot, event *store.Eve
 		return isTemplates(p, t)
 	}
 	if !row.Transient {
-		row.State = snapDeleting
-		if err := e.store.UpdateFreeing(ctx, func(tx *store.Tx) error { return tx.UpdateSnapshot(&row) }); err != nil && !errors.Is(err, warren.ErrExhausted) {
+		if err := e.release(ctx, p); err != nil && !errors.Is(err, warren.ErrExhausted) {
 			return err // deleting makes room, so a full disk does not forbid it
 		}
 	}

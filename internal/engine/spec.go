@@ -154,6 +154,16 @@ func (e *Engine) normal(ctx context.Context, c Caller, s *Spec) error {
 	return checkTimeout("ttl", s.TTL)
 }
 
+// normalFrom is normal for a spec that [Engine.from] has filled. Its repo only says where the snapshot's files once came from: it is
+// not read again, so it takes no right to read it.
+func (e *Engine) normalFrom(ctx context.Context, c Caller, s *Spec) error {
+	repo := s.Repo
+	s.Repo = nil
+	err := e.normal(ctx, c, s)
+	s.Repo = repo
+	return err
+}
+
 func checkTimeout(field string, d time.Duration) error {
 	if d < 0 || d > maxTimeout || (d > 0 && d < time.Second) {
 		return invalid(field, d.String(), "want 0 for none, or between 1s and 10 years")

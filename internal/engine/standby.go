@@ -188,7 +188,7 @@ func (e *Engine) makeStandby(ctx context.Context, k *standbyKind) (_ *standby, e
 	if err := e.from(snap, have, &spec); err != nil {
 		return nil, err
 	}
-	if err := e.normal(ctx, Caller{User: k.owner}, &spec); err != nil {
+	if err := e.normalFrom(ctx, Caller{User: k.owner}, &spec); err != nil {
 		return nil, err
 	}
 	sp := &standby{carded: spec.Policy != NoNetwork}

@@ -367,3 +367,21 @@ func TestStandbyPolicy(t *testing.T) {
 		t.Errorf("its policy is not looked after: %+v", r.carded())
 	}
 }
+
+// TestStandbyOfLocalRepo has a template whose repo only the operator may read: what goes on from it reads it no more.
+func TestStandbyOfLocalRepo(t *testing.T) {
+	ctx := t.Context()
+	r := newRig(t, func(o *Options) { o.Standby = 1 })
+	r.create(Caller{User: alice.User, Operator: true}, Spec{Name: "box", Repo: &RepoSource{URL: "/srv/repo"}})
+	r.mark("box", "one")
+	r.snapshotNow("box", "one")
+	r.put("app", "one")
+	first := r.stand(1)[0]
+	kid := r.create(alice, Spec{Name: "kid", Template: "app"})
+	if kid.ID != first || !woken(kid) || r.word("kid") != "one" || kid.Spec.Repo == nil || kid.Spec.Repo.URL != "/srv/repo" {
+		t.Errorf("the standby was %s; made was %+v, %q", first, kid, r.word("kid"))
+	}
+	if _, err := r.Fork(ctx, alice, ForkRequest{ID: "kid", Name: "twin"}, nil); err != nil || r.word("twin") != "one" {
+		t.Errorf("a fork of it: %q, %v", r.word("twin"), err)
+	}
+}

@@ -51,6 +51,9 @@ type Sandbox struct {
 	PauseReason  string
 	// Network is the private network of the owner's that it is in, "" for none.
 	Network string
+	// ForkID is what the children of a fork have in common of which only all or none are wanted, until [Tx.CompleteFork] clears it, and "" after that
+	// and in all others.
+	ForkID string
 	// Previews is written by [Tx.SetPreviews] alone, and never changed in place.
 	Previews *Previews
 	// Damaged tells what of the row could not be read.
@@ -218,12 +221,12 @@ func jsonOrNull(v any, empty bool) any {
 func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
 	r, err := t.exec(`INSERT INTO sandboxes (num, id, name, owner, state, generation, driver, image, image_digest, workspace_id,
 		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, labels, failure, spec, snapshot_id, source_id,
-		idle_action, no_auto_resume, pause_reason, network)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+		idle_action, no_auto_resume, pause_reason, network, fork_id)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		number(sb.Num), string(sb.ID), null(sb.Name), sb.Owner, sb.State, int64(sb.Generation), sb.Driver, sb.Image, sb.ImageDigest, string(sb.WorkspaceID),
 		int64(sb.CPUMillis), sb.Memory, sb.Disk, int64(sb.PIDs), unix(sb.Created), unix(sb.LastActive), sb.Expires, int64(sb.Idle),
 		sb.Restart, sb.DropWorkspace, sb.AccessToken, jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), string(spec),
-		null(string(sb.SnapshotID)), null(string(sb.SourceID)), sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network)
+		null(string(sb.SnapshotID)), null(string(sb.SourceID)), sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network, sb.ForkID)
 	if err != nil {
 		return err
 	}
@@ -239,6 +242,12 @@ func (t *Tx) UpdateSandbox(sb *Sandbox) error {
 		jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), sb.ImageDigest, sb.AccessToken, null(string(sb.SnapshotID)),
 		sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network, string(sb.ID))
 	return one(r, err, "sandbox", sb.ID)
+}
+
+// CompleteFork says that all children of a fork are there.
+func (t *Tx) CompleteFork(id string) error {
+	_, err := t.exec(`UPDATE sandboxes SET fork_id='' WHERE fork_id=?`, id)
+	return err
 }
 
 // RenameSandbox gives a sandbox another name, or none.
@@ -387,7 +396,7 @@ func (s *Store) readError(err error) error {
 func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 	rows, err := s.reader.QueryContext(ctx, `SELECT num, id, coalesce(name,''), owner, state, generation, driver, image, image_digest, workspace_id,
 		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, coalesce(labels,''), coalesce(failure,''),
-		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason, coalesce(previews,''), network
+		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason, coalesce(previews,''), network, fork_id
 		FROM sandboxes ORDER BY num`)
 	if err != nil {
 		return nil, s.readError(err)
@@ -400,7 +409,7 @@ func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 		var created, active, idle int64
 		if err := rows.Scan(&sb.Num, &id, &sb.Name, &sb.Owner, &sb.State, &sb.Generation, &sb.Driver, &sb.Image, &sb.ImageDigest, &ws,
 			&sb.CPUMillis, &sb.Memory, &sb.Disk, &sb.PIDs, &created, &active, &sb.Expires, &idle, &sb.Restart, &sb.DropWorkspace, &sb.AccessToken, &labels, &failure,
-			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason, &previews, &sb.Network); err != nil {
+			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason, &previews, &sb.Network, &sb.ForkID); err != nil {
 			if id == "" {
 				return nil, s.readError(err)
 			}
