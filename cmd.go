@@ -531,7 +531,7 @@ func (c *Cmd) turn(from int64, info ProcessInfo) (to int64, rolledBack bool) {
 		rolledBack = true
 		to = min(to, info.rollbackSeq)
 	}
-	return to, rolledBack || to < from
+	return max(to, 0), rolledBack || to < from // a guest may say anything, and below 0 means now
 }
 
 // beforeProcess says whether the process is not there because the sandbox was rolled back since the last stream began.

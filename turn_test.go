@@ -21,6 +21,7 @@ func TestTurn(t *testing.T) {
 		{"an old guest that has not that much", "", 100, ProcessInfo{Seq: 60}, 60, true},
 		{"an old guest that has more", "", 100, ProcessInfo{Seq: 120}, 100, false},
 		{"an old guest in the snapshot", "a", 100, ProcessInfo{Seq: 60}, 60, true},
+		{"a guest that lies", "none", 100, ProcessInfo{Seq: -7, rollback: "a", rollbackSeq: -9}, 0, true},
 		{"a header that was lost", "", 100, ProcessInfo{Seq: 120, rollback: "a", rollbackSeq: 40}, 100, false},
 		{"a header that was lost, and less output", "", 100, ProcessInfo{Seq: 60, rollback: "a", rollbackSeq: 40}, 60, true},
 	} {
