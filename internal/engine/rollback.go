@@ -295,6 +295,9 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot) erro
 	if _, err := linkImage(e.memoryDir(p.row.ID), dir+unfinished); err != nil {
 		return err
 	}
+	if err := os.Mkdir(dir+turned, 0o700); err != nil {
+		return plainPath(err)
+	}
 	if err := os.Rename(dir+unfinished, dir); err != nil {
 		return plainPath(err)
 	}
