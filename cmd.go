@@ -54,6 +54,11 @@ type Cmd struct {
 	// Wait waits for news of the end for as long, and at least 10 seconds.
 	WaitDelay time.Duration
 
+	// RolledBack, when set, is called when the sandbox was rolled back under the command, before any output that comes after. The
+	// output goes on where it was at the snapshot, with the byte of this sequence number; what was written since then to Stdout
+	// and Stderr is not taken back. The goroutine that writes to them calls it.
+	RolledBack func(seq int64)
+
 	// Process is set once Start has returned nil.
 	Process *Process
 	// ProcessState is set once Wait has returned, if the process is known to have ended.
@@ -64,7 +69,9 @@ type Cmd struct {
 	ctx      context.Context
 	stop     context.CancelFunc // ends following
 	stream   context.Context
-	seq      int64 // bytes of output so far
+	seq      int64     // bytes of output so far
+	rollback string    // the sandbox's last when the stream began, as the guest names it; empty from a guest that does not tell
+	started  time.Time // the process, where that is known
 
 	done     chan struct{} // closed when following has ended
 	state    *ProcessState
@@ -326,7 +333,7 @@ func (c *Cmd) open(ctx context.Context, req *process.StartRequest) (*output, err
 			return c.sb.guest.attach(comingBack(ctx), c.Process.selector(), 0, false)
 		})
 		if err == nil {
-			c.Process.Pid = e.pid
+			c.Process.Pid, c.rollback, c.started = e.pid, e.info.rollback, e.info.Started
 			return nil
 		}
 		switch {
@@ -466,24 +473,81 @@ func (c *Cmd) signal(n int32) error {
 	return c.sb.c.again(ctx, func() error { return c.Process.signal(ctx, n, true) })
 }
 
-// reattach connects to the process again at the byte where the old stream ended.
+// reattach connects to the process again at the byte where the old stream ended or, after a rollback, where the output went on.
 func (c *Cmd) reattach() (st *output, err error) {
+	from, rolledBack := c.seq, false
 	err = c.sb.c.again(c.stream, func() error {
-		if st, err = c.sb.guest.attach(comingBack(c.stream), c.Process.selector(), c.seq, c.once); err != nil {
-			return err
-		}
-		e, err := st.first(c.stream)
-		if err != nil {
+		for {
+			var e event
+			if st, err = c.sb.guest.attach(comingBack(c.stream), c.Process.selector(), from, c.once); err == nil {
+				if e, err = st.first(c.stream); err != nil {
+					st.close()
+				}
+			}
+			switch {
+			case errors.Is(err, ErrNotFound) && c.beforeProcess():
+				return &Error{Kind: "not_found", Op: "attach", ID: c.Path, Message: "the process is gone: its sandbox was rolled back to before the process began"}
+			case err != nil:
+				return err
+			}
+			if e.tag != c.Process.tag || e.pid != c.Process.Pid || !c.started.IsZero() && !e.info.Started.Equal(c.started) {
+				st.close()
+				message := "the process is gone: its sandbox was started anew"
+				if c.beforeProcess() {
+					message = "the process is gone: its sandbox was rolled back to before the process began"
+				}
+				return &Error{Kind: "not_found", Op: "attach", ID: c.Path, Message: message}
+			}
+			to, turned := c.turn(from, e.info)
+			c.rollback = e.info.rollback
+			rolledBack = rolledBack || turned
+			if to == from {
+				return nil
+			}
+			// The guest was asked for bytes that are not there, or no longer the next.
 			st.close()
-			return err
+			from = to
 		}
-		if e.tag != c.Process.tag || e.pid != c.Process.Pid {
-			st.close()
-			return &Error{Kind: "not_found", Op: "attach", ID: c.Path, Message: "the process is gone: its sandbox was started anew"}
-		}
-		return nil
 	})
-	return st, err
+	if err != nil {
+		return st, err
+	}
+	c.seq = from
+	if rolledBack && c.RolledBack != nil {
+		c.RolledBack(from)
+	}
+	return st, nil
+}
+
+// turn returns where to go on with the output of a process of which bytes up to from are known, and whether the sandbox was
+// rolled back meanwhile.
+func (c *Cmd) turn(from int64, info ProcessInfo) (to int64, rolledBack bool) {
+	to = min(from, info.Seq) // what a guest of an older snapshot tells is this much
+	switch {
+	case c.rollback == "" || info.rollback == c.rollback:
+	case info.rollback == "":
+		rolledBack = true
+	default:
+		rolledBack = true
+		to = min(to, info.rollbackSeq)
+	}
+	return max(to, 0), rolledBack || to < from // a guest may say anything, and below 0 means now
+}
+
+// beforeProcess says whether the process is not there because the sandbox was rolled back since the last stream began.
+func (c *Cmd) beforeProcess() bool {
+	ctx, cancel := context.WithTimeout(comingBack(c.stream), 10*time.Second)
+	defer cancel()
+	stream, err := c.sb.guest.warren.WatchLifecycle(ctx, request("", &guestv1.WatchLifecycleRequest{NoFollow: true}))
+	if err != nil {
+		return false
+	}
+	defer stream.Close()
+	if !stream.Receive() {
+		return false
+	}
+	last := stream.Msg().GetCurrent()
+	return last.GetEvent() == "rollback" && last.GetGeneration() != c.rollback
 }
 
 // interrupt does what is due when the context ends before the process.
@@ -665,6 +729,8 @@ type AttachOptions struct {
 	// Stdin, Stdout and Stderr are as in [Cmd]. Input goes to a process that was started with one.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
+	// RolledBack is that of the Cmd.
+	RolledBack func(seq int64)
 }
 
 // Attach follows a process that runs, or one that ended lately. The returned Cmd has been started; Wait returns how the process
@@ -675,7 +741,7 @@ func (s *Sandbox) Attach(ctx context.Context, o AttachOptions) (*Cmd, error) {
 	if (o.PID == 0) == (o.Tag == "") {
 		return nil, &Error{Kind: "invalid", Op: "attach", Message: "want the PID or the tag of a process, one of them"}
 	}
-	c := &Cmd{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, sb: s, attached: true, Process: p}
+	c := &Cmd{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, RolledBack: o.RolledBack, sb: s, attached: true, Process: p}
 	c.begin(ctx)
 	var st *output
 	var e event
@@ -698,7 +764,9 @@ func (s *Sandbox) Attach(ctx context.Context, o AttachOptions) (*Cmd, error) {
 	if e.info.PTY {
 		c.PTY = &Size{}
 	}
-	if c.seq = o.From; o.From < 0 {
+	c.rollback, c.started = e.info.rollback, e.info.Started
+	// From beyond the end is now too, as the guest takes it: before a rollback there may have been that much.
+	if c.seq = o.From; o.From < 0 || o.From > e.info.Seq {
 		c.seq = e.info.Seq
 	}
 	c.once = o.NoFollow
@@ -808,6 +876,7 @@ func (g *guest) start(ctx context.Context, user string, req *process.StartReques
 		case *process.ProcessEvent_Start:
 			pid = int(ev.Start.GetPid())
 			e.started, e.pid, e.tag = true, pid, req.GetTag()
+			e.info.rollback = stream.ResponseHeader().Get("Warren-Rollback")
 		case *process.ProcessEvent_Data:
 			switch out := ev.Data.GetOutput().(type) {
 			case *process.ProcessEvent_DataEvent_Stdout:

@@ -154,12 +154,17 @@ type ProcessInfo struct {
 	Ended    time.Time `json:"ended,omitzero"`
 	// Seq counts the bytes of output so far.
 	Seq int64 `json:"seq"`
+
+	// The last rollback of the sandbox, and where the output went on after it: a beginning stream tells.
+	rollback    string
+	rollbackSeq int64
 }
 
 func processInfo(p *guestv1.ProcessStatus) ProcessInfo {
 	return ProcessInfo{
 		PID: int(p.GetPid()), Tag: p.GetTag(), Path: p.GetCmd(), Args: p.GetArgs(), Dir: p.GetCwd(), User: p.GetUser(), PTY: p.GetPty(),
 		Running: p.GetRunning(), ExitCode: int(p.GetExitCode()), Status: p.GetStatus(), Started: timeFrom(p.GetStarted()), Ended: timeFrom(p.GetEnded()), Seq: p.GetSeq(),
+		rollback: p.GetRollback(), rollbackSeq: p.GetRollbackSeq(),
 	}
 }
 

@@ -100,7 +100,7 @@ func filePaths(p *probe) {
 	}
 	// The same in the path of the request: nothing but what is named leads to the guest.
 	for _, path := range []string{
-		"/files/../files", "/files/%2e%2e/init", "/files/..%2f..%2f..", "/../../../../../../etc/passwd", "/..%2f..%2f..%2fetc/passwd", "//etc/passwd", "/%66iles/../init", "/init", "/warren/channel", "/root", "/warren/quiesce", "/warren/trust", "/warren/oom",
+		"/files/../files", "/files/%2e%2e/init", "/files/..%2f..%2f..", "/../../../../../../etc/passwd", "/..%2f..%2f..%2fetc/passwd", "//etc/passwd", "/%66iles/../init", "/init", "/warren/channel", "/root", "/warren/quiesce", "/warren/mark", "/warren/trust", "/warren/oom",
 		"/process.Process/../init", "/process.Process//Start", "/process.Process/Start/..", "/filesystem.Filesystem/..%2f..%2finit", "/files/", "/Files", "/files;x",
 	} {
 		a := p.api("POST", p.files()+path, "{}", bearer(p.alice.token), "Content-Type: application/json")

@@ -172,6 +172,7 @@ func (a *app) execute(ctx context.Context, cmd *warren.Cmd, f execFlags) error {
 			defer restore()
 		}
 	}
+	cmd.RolledBack = a.rolledBack(f.tty)
 	signals := forwardedSignals()
 	defer signal.Stop(signals)
 	early, err := a.begin(signals, func() error { return cmd.Start(ctx) })
@@ -380,6 +381,17 @@ func (a *app) ended(ctx context.Context, cmd *warren.Cmd, f execFlags, err error
 	return exitError(code)
 }
 
+// rolledBack tells the user that the output has a turn. A terminal that passes keys on as they are does not return by itself.
+func (a *app) rolledBack(tty bool) func(int64) {
+	return func(int64) {
+		raw := ""
+		if tty && isTerminal(a.err) {
+			raw = "\r"
+		}
+		a.notice("the sandbox was rolled back; output goes on from there%s", raw)
+	}
+}
+
 func (a *app) timedOut(f execFlags) error {
 	fmt.Fprintf(a.err, "%s the command was killed after %v; give it longer with --timeout\n", a.errorStyle("warren:"), f.timeout)
 	return exitError(exitTimeout)
@@ -428,7 +440,7 @@ var linuxSignals = map[int]string{
 
 func (a *app) attach(ctx context.Context, sb *warren.Sandbox, process string, from int64, f execFlags) error {
 	out := a.commandOutput(false)
-	opts := warren.AttachOptions{From: from, Stdout: out.stdout, Stderr: out.stderr}
+	opts := warren.AttachOptions{From: from, Stdout: out.stdout, Stderr: out.stderr, RolledBack: a.rolledBack(f.interactive)}
 	opts.PID, opts.Tag = pidOrTag(process)
 	if f.interactive {
 		opts.Stdin = a.in

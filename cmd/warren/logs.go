@@ -38,7 +38,7 @@ left out unless --raw is given. "warren ps ID --all" lists commands.`,
 			}
 			defer c.Close()
 			sb := c.Ref(args[0])
-			opts := warren.AttachOptions{From: from, NoFollow: !follow, Stdout: a.logWriter(raw, a.out, "stdout"), Stderr: a.logWriter(raw, a.err, "stderr")}
+			opts := warren.AttachOptions{From: from, NoFollow: !follow, Stdout: a.logWriter(raw, a.out, "stdout"), Stderr: a.logWriter(raw, a.err, "stderr"), RolledBack: a.rolledBack(false)}
 			if len(args) == 2 {
 				opts.PID, opts.Tag = pidOrTag(args[1])
 			} else if opts.PID, err = lastProcess(ctx, sb); err != nil {

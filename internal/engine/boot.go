@@ -319,6 +319,16 @@ const quiesceWait = 500 * time.Millisecond
 // quiesceGuest lets a guest give back memory that would be written to disk for nothing. One that does not, or knows no such
 // call, is paused as it is.
 func quiesceGuest(ctx context.Context, d driver.Driver, id warren.SandboxID) error {
+	return prepareGuest(ctx, d, id, "quiesce")
+}
+
+// markGuest lets a guest note how far the output of its processes is, shortly before its memory is saved, so that clients
+// know after a rollback from where on it is another. A guest that does not, or knows no such call, is saved as it is.
+func markGuest(ctx context.Context, d driver.Driver, id warren.SandboxID) error {
+	return prepareGuest(ctx, d, id, "mark")
+}
+
+func prepareGuest(ctx context.Context, d driver.Driver, id warren.SandboxID, call string) error {
 	ctx, cancel := context.WithTimeout(ctx, quiesceWait)
 	defer cancel()
 	conn, err := d.Dial(ctx, id, warren.GuestPort)
@@ -326,7 +336,7 @@ func quiesceGuest(ctx context.Context, d driver.Driver, id warren.SandboxID) err
 		return err
 	}
 	defer conn.Close()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/warren/quiesce", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/warren/"+call, nil)
 	if err != nil {
 		return err
 	}

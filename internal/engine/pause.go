@@ -43,12 +43,16 @@ func (e *Engine) imageDir(id warren.SandboxID) string {
 // unfinished marks the directory of an image that is being written.
 const unfinished = ".new"
 
+// turned marks, beside it, an image that a rollback put there and from which nothing has run yet: whenever that is, the guest is
+// told of a rollback, also after a crash.
+const turned = ".turned"
+
 // dropImage removes what there is of the image of a sandbox.
 func (e *Engine) dropImage(id warren.SandboxID) error {
 	if e.opts.PauseDir == "" {
 		return nil
 	}
-	if err := errors.Join(os.RemoveAll(e.imageDir(id)+unfinished), os.RemoveAll(e.imageDir(id))); err != nil {
+	if err := errors.Join(os.RemoveAll(e.imageDir(id)+unfinished), os.RemoveAll(e.imageDir(id)), os.RemoveAll(e.imageDir(id)+turned)); err != nil {
 		return err
 	}
 	e.mu.Lock()
@@ -453,6 +457,9 @@ func (e *Engine) resume(ctx context.Context, sb *sandbox, actor, event string) e
 	if err := fpResumeIntent.Hit(); err != nil {
 		return err
 	}
+	if _, err := os.Lstat(e.imageDir(row.ID) + turned); err == nil {
+		event = "rollback"
+	}
 	if err := e.execute(ctx, &row, bootRequest{memory: e.imageDir(row.ID), event: event}); err != nil {
 		return err
 	}
@@ -572,7 +579,7 @@ func (e *Engine) dropImages(do func(func())) error {
 		return err
 	}
 	for _, d := range entries {
-		id := warren.SandboxID(strings.TrimSuffix(d.Name(), unfinished))
+		id := warren.SandboxID(strings.TrimSuffix(strings.TrimSuffix(d.Name(), unfinished), turned))
 		if sb := e.boxes[id]; sb != nil {
 			if sb.state() == Paused && strings.HasSuffix(d.Name(), unfinished) {
 				// Of a rollback that was cut short before it was decided. At once, for the next one makes it again.

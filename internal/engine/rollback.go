@@ -400,6 +400,9 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot, asid
 		e.countImage(sb, 0)
 		e.mu.Unlock()
 	}
+	if err := os.Mkdir(dir+turned, 0o700); err != nil {
+		return plainPath(err)
+	}
 	if err := os.Rename(dir+unfinished, dir); err != nil {
 		return plainPath(err)
 	}

@@ -537,6 +537,9 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 		if err := os.Mkdir(e.memoryDir(p.row.ID), 0o700); err != nil {
 			return 0, "", plainPath(err)
 		}
+		if err := markGuest(ctx, d, id); err != nil {
+			e.log.Debug("guest did not note its output", "sandbox", id, "error", err)
+		}
 		c, ok := driver.As[driver.Copier](d)
 		if !ok {
 			img, err := s.Snapshot(ctx, id, e.memoryDir(p.row.ID), true)

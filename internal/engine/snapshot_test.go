@@ -3,12 +3,14 @@ package engine
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -624,5 +626,54 @@ func TestSnapshotFilesSaid(t *testing.T) {
 			t.Errorf("of %s: said %d times, want %d (%v)", name, said, want, err)
 		}
 		mu.Unlock()
+	}
+}
+
+// TestRollbackTold tells the guest of a rollback whenever it goes on from the snapshot, also when the first attempt failed, and
+// once only.
+func TestRollbackTold(t *testing.T) {
+	ctx := t.Context()
+	r := prepareRig(t, t.TempDir(), nil)
+	var mu sync.Mutex
+	var calls []string
+	r.fopts.Guest = func(warren.SandboxID) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch req.URL.Path {
+			case "/init":
+				var body struct {
+					Event string `json:"event"`
+				}
+				if err := json.NewDecoder(req.Body).Decode(&body); err != nil {
+					t.Errorf("init: %v", err)
+				}
+				calls = append(calls, body.Event)
+			case "/warren/mark":
+				calls = append(calls, "mark")
+			}
+			w.WriteHeader(http.StatusNoContent)
+		})
+	}
+	r.start()
+	t.Cleanup(func() { r.stop() })
+	r.create(alice, Spec{Name: "box"})
+	r.snapshotNow("box", "snap")
+	r.world.Inject(fake.OpRestore, fake.Fault{Err: errors.New("no memory"), Times: 1})
+	if _, err := r.Rollback(ctx, alice, "box", "snap"); err == nil {
+		t.Fatal("a restore that fails was not reported")
+	}
+	for range 2 {
+		if _, err := r.Resume(ctx, alice, "box"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Pause(ctx, alice, "box"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if want := []string{"start", "mark", "rollback", "resume"}; !slices.Equal(calls, want) {
+		t.Errorf("the guest was told %q, want %q", calls, want)
 	}
 }

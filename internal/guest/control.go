@@ -138,6 +138,21 @@ func (s *Server) quiesce(w http.ResponseWriter, r *http.Request) {
 		httpError(w, http.StatusMethodNotAllowed, "use POST")
 	default:
 		debug.FreeOSMemory()
+		s.table.Mark()
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// mark is told that the host is about to write the sandbox's memory to disk while the sandbox goes on.
+func (s *Server) mark(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case !trusted(r):
+		httpError(w, http.StatusForbidden, "only the host may say that memory is about to be saved")
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		httpError(w, http.StatusMethodNotAllowed, "use POST")
+	default:
+		s.table.Mark()
 		w.WriteHeader(http.StatusNoContent)
 	}
 }

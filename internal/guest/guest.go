@@ -80,6 +80,7 @@ type Server struct {
 
 	mu       sync.RWMutex
 	settings settings
+	rollback string // the generation of the last one
 }
 
 // settings are what /init sets.

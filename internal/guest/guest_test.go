@@ -906,6 +906,8 @@ func TestTokens(t *testing.T) {
 		{"POST", "/warren/oom", []string{"X-Access-Token", "tok"}, 403},
 		{"POST", "/warren/quiesce", nil, 401},
 		{"POST", "/warren/quiesce", []string{"X-Access-Token", "tok"}, 403},
+		{"POST", "/warren/mark", nil, 401},
+		{"POST", "/warren/mark", []string{"X-Access-Token", "tok"}, 403},
 		{"GET", "/nothing", nil, 401},
 		{"GET", "/nothing", []string{"X-Access-Token", "tok"}, 404},
 		{"GET", "//health", nil, 401},

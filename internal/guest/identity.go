@@ -45,6 +45,12 @@ func (s *Server) identity(req *initRequest) []lifecycle.Result {
 		s.cpu.reset() // what was counted is another machine's
 	}
 	e := lifecycle.Event{Name: req.Event, SandboxID: req.SandboxID, ParentID: req.ParentID, Generation: lifecycle.NewUUID(), Time: time.Now()}
+	if req.Event == lifecycle.Rollback {
+		s.table.Turn()
+		s.mu.Lock()
+		s.rollback = e.Generation
+		s.mu.Unlock()
+	}
 	s.complain(lifecycle.Files{Dir: s.cfg.RunDir}.Write(e))
 	s.history.Add(e)
 	if s.cfg.HookDir == "" {

@@ -348,3 +348,56 @@ func TestHoldsInMetrics(t *testing.T) {
 		return *m.Holds == 0 && m.HoldUntil == nil && *m.Clients == 0
 	})
 }
+
+// TestAttachAfterRollback tells clients which past a stream begins in, and after a rollback where the output went on.
+func TestAttachAfterRollback(t *testing.T) {
+	s, _, _ := newLiving(t)
+	s.become(t, `{"event":"start","sandboxId":"one"}`)
+	transports(t, s, func(t *testing.T, c clients) {
+		pid, st := start(t, c, shell("echo 1234; sleep 1000"))
+		defer st.Close()
+		for !strings.Contains(string(st.Msg().GetEvent().GetData().GetStdout()), "1234") {
+			if !st.Receive() {
+				t.Fatal(st.Err())
+			}
+		}
+		defer c.guest.Signal(testContext(t), connect.NewRequest(&guestv1.SignalRequest{
+			Process: &guestv1.ProcessSelector{Selector: &guestv1.ProcessSelector_Pid{Pid: pid}}, Signal: 9, Group: true}))
+		attached := func() *guestv1.ProcessStatus {
+			t.Helper()
+			a, err := c.guest.Attach(testContext(t), connect.NewRequest(&guestv1.AttachRequest{
+				Process: &guestv1.ProcessSelector{Selector: &guestv1.ProcessSelector_Pid{Pid: pid}}, FromSeq: -1}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			if !a.Receive() || a.Msg().GetStart() == nil {
+				t.Fatalf("no start: %v", a.Err())
+			}
+			return a.Msg().GetStart()
+		}
+		before := st.ResponseHeader().Get("Warren-Rollback")
+		if got := attached(); before == "" || got.GetRollback() != before {
+			t.Errorf("the start tells %q, the attach %q", before, got.GetRollback())
+		}
+		resp, err := s.trusted().Post("http://guest/warren/mark", "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		s.become(t, `{"event":"resume","sandboxId":"one"}`)
+		if got := attached(); got.GetRollback() != before {
+			t.Errorf("a resume is told as a rollback: %v", got)
+		}
+		s.become(t, `{"event":"rollback","sandboxId":"one"}`)
+		got := attached()
+		if got.GetRollback() == before || got.GetRollback() == "" || got.GetRollbackSeq() != 5 {
+			t.Errorf("after the rollback: %v; before it: %q", got, before)
+		}
+		_, again := start(t, c, shell("true"))
+		defer again.Close()
+		if tells := again.ResponseHeader().Get("Warren-Rollback"); tells != got.GetRollback() {
+			t.Errorf("a new start tells %q, not %q", tells, got.GetRollback())
+		}
+	})
+}

@@ -13,7 +13,7 @@ import (
 func (s *Server) route() {
 	s.routes = map[string]http.HandlerFunc{
 		"/process.Process/List":        unary(s, s.processList),
-		"/process.Process/Start":       s.attached(serverStream(s, s.processStart)),
+		"/process.Process/Start":       s.attached(s.tellTurn(serverStream(s, s.processStart))),
 		"/process.Process/Connect":     s.attached(serverStream(s, s.processConnect)),
 		"/process.Process/Update":      unary(s, s.processUpdate),
 		"/process.Process/StreamInput": clientStream(s, s.processStreamInput),
@@ -56,6 +56,7 @@ func (s *Server) route() {
 		"/warren/oom":     s.oom,
 		"/root":           s.root,
 		"/warren/quiesce": s.quiesce,
+		"/warren/mark":    s.mark,
 		"/warren/trust":   s.trust,
 	}
 }
@@ -67,6 +68,28 @@ func (s *Server) attached(h http.HandlerFunc) http.HandlerFunc {
 		defer s.clients.Add(-1)
 		h(w, r)
 	}
+}
+
+// turnHeader names the last rollback, or "none", in the answer to a start: E2B's stream has no field for it, and its clients
+// pass over headers that they do not know.
+const turnHeader = "Warren-Rollback"
+
+// tellTurn says which past a stream begins in, so that its client knows later whether another one goes on.
+func (s *Server) tellTurn(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(turnHeader, s.turn())
+		h(w, r)
+	}
+}
+
+// turn names the last rollback.
+func (s *Server) turn() string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.rollback == "" {
+		return "none"
+	}
+	return s.rollback
 }
 
 // handle is the way of every request: CORS, then the token, then the handler.

@@ -35,7 +35,9 @@ func (s *Server) attach(c *call, req *wire.AttachRequest, send func(any) error) 
 	if err != nil {
 		return err
 	}
-	if err := send(&wire.AttachResponse{Start: status(p)}); err != nil {
+	st := status(p)
+	st.Rollback, st.RollbackSeq = s.turn(), p.Output.Turn()
+	if err := send(&wire.AttachResponse{Start: st}); err != nil {
 		return err
 	}
 	f := p.Output.Follow(req.FromSeq)

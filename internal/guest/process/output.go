@@ -49,6 +49,8 @@ type Output struct {
 	cost   int
 	end    int64 // sequence number after the last byte
 	done   bool  // the process has ended; more may still come from its children
+	mark   int64 // end when the host was last about to save the memory; 0 when the process is younger
+	turn   int64 // where output goes on since the last rollback: see Turn
 	spool  *spool
 
 	changed   chan struct{} // closed at a change, when someone waits
@@ -65,6 +67,14 @@ func (o *Output) Seq() int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.end
+}
+
+// Turn returns the sequence number up to which the output is surely what it was before the last rollback. A client that is
+// further has read what another past printed. 0 is also that of a process that is younger than the rollback.
+func (o *Output) Turn() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.turn
 }
 
 // append adds output. The data is copied.

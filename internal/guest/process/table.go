@@ -25,6 +25,7 @@ type Table struct {
 	mu      sync.Mutex
 	running map[int]*Process
 	ended   []*Process // the oldest first
+	marked  bool       // Mark was called
 	pending int        // being started
 }
 
@@ -153,5 +154,41 @@ func (t *Table) KillAll() {
 	t.mu.Unlock()
 	for _, p := range list {
 		_ = p.Kill() // it may have ended meanwhile
+	}
+}
+
+// Mark notes how far the output of each process is. The host calls for it when it is about to save the memory: what comes
+// between the mark and that instant is not known to be in the saved memory.
+func (t *Table) Mark() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.marked = true
+	t.outputs(func(o *Output) { o.mark = o.end })
+}
+
+// Turn says that the memory has gone back to where it was when it was saved: see [Output.Turn]. A memory that was saved
+// without a mark turns here.
+func (t *Table) Turn() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.outputs(func(o *Output) {
+		if o.turn = o.mark; !t.marked {
+			o.turn = o.end
+		}
+	})
+}
+
+// outputs calls f for the output of each process. The caller holds mu.
+func (t *Table) outputs(f func(*Output)) {
+	each := func(p *Process) {
+		p.Output.mu.Lock()
+		defer p.Output.mu.Unlock()
+		f(p.Output)
+	}
+	for _, p := range t.running {
+		each(p)
+	}
+	for _, p := range t.ended {
+		each(p)
 	}
 }

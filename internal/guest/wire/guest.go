@@ -40,6 +40,9 @@ type (
 		Started  *time.Time `json:"started"`
 		Ended    *time.Time `json:"ended"`
 		Seq      int64      `json:"seq"`
+		Rollback string     `json:"rollback"`
+		// RollbackSeq is where the output goes on since then.
+		RollbackSeq int64 `json:"rollbackSeq"`
 	}
 	// ListProcessesRequest of ListProcesses.
 	ListProcessesRequest struct {

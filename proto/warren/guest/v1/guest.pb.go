@@ -462,7 +462,13 @@ type ProcessStatus struct {
 	Started *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`
 	Ended   *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended,proto3" json:"ended,omitempty"`
 	// Sequence number after the last byte so far.
-	Seq           int64 `protobuf:"varint,13,opt,name=seq,proto3" json:"seq,omitempty"`
+	Seq int64 `protobuf:"varint,13,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Names the last rollback of the sandbox, or is "none". Told at the start of Attach only; the header
+	// Warren-Rollback tells the same in the answer to E2B's Start. A client that comes back and finds another
+	// name than before has read what is no longer so from rollback_seq on, and asks again from there.
+	Rollback string `protobuf:"bytes,14,opt,name=rollback,proto3" json:"rollback,omitempty"`
+	// Up to here the output is surely what it was before the rollback.
+	RollbackSeq   int64 `protobuf:"varint,15,opt,name=rollback_seq,json=rollbackSeq,proto3" json:"rollback_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -584,6 +590,20 @@ func (x *ProcessStatus) GetEnded() *timestamppb.Timestamp {
 func (x *ProcessStatus) GetSeq() int64 {
 	if x != nil {
 		return x.Seq
+	}
+	return 0
+}
+
+func (x *ProcessStatus) GetRollback() string {
+	if x != nil {
+		return x.Rollback
+	}
+	return ""
+}
+
+func (x *ProcessStatus) GetRollbackSeq() int64 {
+	if x != nil {
+		return x.RollbackSeq
 	}
 	return 0
 }
@@ -2991,7 +3011,7 @@ const file_warren_guest_v1_guest_proto_rawDesc = "" +
 	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x12\n" +
 	"\x03pty\x18\x04 \x01(\fH\x00R\x03ptyB\x06\n" +
-	"\x04data\"\xda\x02\n" +
+	"\x04data\"\x99\x03\n" +
 	"\rProcessStatus\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x10\n" +
@@ -3006,7 +3026,9 @@ const file_warren_guest_v1_guest_proto_rawDesc = "" +
 	" \x01(\tR\x06status\x124\n" +
 	"\astarted\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
 	"\x05ended\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x10\n" +
-	"\x03seq\x18\r \x01(\x03R\x03seq\"(\n" +
+	"\x03seq\x18\r \x01(\x03R\x03seq\x12\x1a\n" +
+	"\brollback\x18\x0e \x01(\tR\brollback\x12!\n" +
+	"\frollback_seq\x18\x0f \x01(\x03R\vrollbackSeq\"(\n" +
 	"\x14ListProcessesRequest\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\"U\n" +
 	"\x15ListProcessesResponse\x12<\n" +
