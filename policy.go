@@ -59,14 +59,28 @@ type PolicyFinding struct {
 
 // CheckPolicy reads a policy, looks for what is doubtful in it and runs its tests, of which it returns the number. It changes nothing.
 func (c *Client) CheckPolicy(ctx context.Context, name, source string) (findings []PolicyFinding, tests int, err error) {
-	res, err := c.policies.CheckPolicy(ctx, connect.NewRequest(&warrenv1.CheckPolicyRequest{Name: name, Source: []byte(source)}))
+	res, err := c.checkPolicy(ctx, name, source)
 	if err != nil {
-		return nil, 0, fromWire("check policy", err)
+		return nil, 0, err
 	}
-	for _, f := range res.Msg.GetFindings() {
+	for _, f := range res.GetFindings() {
 		findings = append(findings, PolicyFinding{Severity: f.GetSeverity(), Line: int(f.GetLine()), Rule: f.GetRule(), Message: f.GetMessage(), Remedy: f.GetRemedy()})
 	}
-	return findings, int(res.Msg.GetTests()), nil
+	return findings, int(res.GetTests()), nil
+}
+
+// DescribePolicy tells a policy in words, rule by rule. Of one that cannot be used there is nothing to tell; see [Client.CheckPolicy].
+func (c *Client) DescribePolicy(ctx context.Context, name, source string) ([]PolicyStep, error) {
+	res, err := c.checkPolicy(ctx, name, source)
+	return stepsFrom(res.GetRules()), err
+}
+
+func (c *Client) checkPolicy(ctx context.Context, name, source string) (*warrenv1.CheckPolicyResponse, error) {
+	res, err := c.policies.CheckPolicy(ctx, connect.NewRequest(&warrenv1.CheckPolicyRequest{Name: name, Source: []byte(source)}))
+	if err != nil {
+		return nil, fromWire("check policy", err)
+	}
+	return res.Msg, nil
 }
 
 // PolicyAnswer says how a policy decides.
@@ -88,11 +102,14 @@ type PolicyStep struct {
 }
 
 func answerFrom(m *warrenv1.ExplainPolicyResponse) *PolicyAnswer {
-	a := &PolicyAnswer{Policy: m.GetPolicy(), Allow: m.GetAllow(), Rule: m.GetRule(), Reason: m.GetReason()}
-	for _, s := range m.GetSteps() {
-		a.Steps = append(a.Steps, PolicyStep{Rule: s.GetRule(), Line: int(s.GetLine()), Matched: s.GetMatched(), Reason: s.GetReason()})
+	return &PolicyAnswer{Policy: m.GetPolicy(), Allow: m.GetAllow(), Rule: m.GetRule(), Reason: m.GetReason(), Steps: stepsFrom(m.GetSteps())}
+}
+
+func stepsFrom(list []*warrenv1.PolicyStep) (steps []PolicyStep) {
+	for _, s := range list {
+		steps = append(steps, PolicyStep{Rule: s.GetRule(), Line: int(s.GetLine()), Matched: s.GetMatched(), Reason: s.GetReason()})
 	}
-	return a
+	return steps
 }
 
 // ExplainPolicy says how a policy decides on a target: HOST, a URL, METHOD URL, tcp://HOST:PORT or udp://HOST:PORT.

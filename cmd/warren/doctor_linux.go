@@ -150,11 +150,11 @@ func checkBootstrap() check {
 	return check{Name: "mmdebstrap", Status: "warn", Message: "not found; `warren image bootstrap` needs it", Hint: "apt-get install mmdebstrap"}
 }
 
-// checkPrograms looks for the other two programs.
+// checkPrograms looks for the other three programs.
 func checkPrograms() check {
 	c := check{Name: "programs", Status: "ok"}
 	var found []string
-	for _, p := range []struct{ name, variable string }{{"warren-runtime", "WARREN_RUNTIME"}, {"warren-guest", "WARREN_GUEST"}} {
+	for _, p := range []struct{ name, variable string }{{"warren-runtime", "WARREN_RUNTIME"}, {"warren-guest", "WARREN_GUEST"}, {"warren-gateway", "WARREN_GATEWAY"}} {
 		path, err := findProgram(p.name, p.variable)
 		if err != nil {
 			return check{Name: "programs", Status: "fail", Message: err.Error(), Hint: "put it beside warren, or set " + p.variable}

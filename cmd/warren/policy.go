@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -105,6 +106,11 @@ func policyCheckCommand(a *app, verb string, all bool) *cobra.Command {
 			if !all && tests == 0 && len(findings) == 0 {
 				return fmt.Errorf("%s has no tests; add some under \"tests:\", such as `- deny: GET https://example.com/`: %w", args[0], warren.ErrInvalid)
 			}
+			if all && !a.json {
+				if err := a.describePolicy(cmd.Context(), c, name, source); err != nil {
+					return err
+				}
+			}
 			bad, failed := 0, 0
 			for _, f := range findings {
 				switch f.Severity {
@@ -133,10 +139,24 @@ func policyCheckCommand(a *app, verb string, all bool) *cobra.Command {
 	cmd.Example = "  warren policy " + verb + " team.yaml"
 	if all {
 		cmd.Short = "Read a policy and say what is wrong or doubtful in it"
-		cmd.Long = `Read a policy's file, say what is wrong or doubtful in it, with line, rule and remedy, and run its tests. FILE may be "-" for the
-standard input. Nothing is changed. The exit code is 1 if the policy cannot be used or a test fails.`
+		cmd.Long = `Read a policy's file, tell it in words, rule by rule, say what is wrong or doubtful in it, with line, rule and remedy, and run its tests.
+FILE may be "-" for the standard input. Nothing is changed. The exit code is 1 if the policy cannot be used or a test fails.`
 	}
 	return cmd
+}
+
+// describePolicy prints a policy in words.
+func (a *app) describePolicy(ctx context.Context, c *warren.Client, name, source string) error {
+	steps, err := c.DescribePolicy(ctx, name, source)
+	if err != nil {
+		return err
+	}
+	for _, s := range steps {
+		if _, err := fmt.Fprintf(a.out, "  %s\n", escapeLine(ruleAt(s)+s.Reason)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *app) printFinding(file string, f warren.PolicyFinding) error {
@@ -205,22 +225,28 @@ The exit code is 1 if it may not.`,
 	return cmd
 }
 
+// ruleAt is what stands before what is said of a rule.
+func ruleAt(s warren.PolicyStep) string {
+	at := ""
+	if s.Line > 0 {
+		at = fmt.Sprintf(" (line %d)", s.Line)
+	}
+	if s.Rule != "" {
+		at = s.Rule + at + ": "
+	}
+	return at
+}
+
 func (a *app) printAnswer(ans *warren.PolicyAnswer) error {
 	if a.json {
 		return a.printJSON(ans)
 	}
 	for _, s := range ans.Steps {
-		mark, at := " ", ""
+		mark := " "
 		if s.Matched {
 			mark = "*"
 		}
-		if s.Line > 0 {
-			at = fmt.Sprintf(" (line %d)", s.Line)
-		}
-		if s.Rule != "" {
-			at = s.Rule + at + ": "
-		}
-		if _, err := fmt.Fprintf(a.out, "%s %s\n", mark, escapeLine(at+s.Reason)); err != nil {
+		if _, err := fmt.Fprintf(a.out, "%s %s\n", mark, escapeLine(ruleAt(s)+s.Reason)); err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/warren-sandbox/warren"
@@ -170,45 +172,103 @@ func (e *Engine) carders() string {
 	return strings.Join(names, ", ")
 }
 
-// loadPolicy reads a policy: its file if there is one, else the preset of that name.
+// loadPolicy reads a policy: a preset, or a file.
 func (e *Engine) loadPolicy(name string) (NetworkPolicy, error) {
 	if !policyForm.MatchString(name) {
-		return NetworkPolicy{}, invalid("policy", name, "want 1 to 63 of a-z, 0-9 and -, not - first")
+		return NetworkPolicy{}, invalid("policy", name, "want the name of a policy, 1 to 63 of a-z, 0-9 and -, not - first: "+e.whichPolicies())
 	}
+	preset := slices.Contains(policy.Presets(), name)
 	if e.opts.PolicyDir != "" {
-		source, err := readPolicy(filepath.Join(e.opts.PolicyDir, name+".yaml"))
-		if err == nil {
+		path := filepath.Join(e.opts.PolicyDir, name+".yaml")
+		var source []byte
+		var err error
+		if preset || name == NoNetwork {
+			// Its author may have meant to narrow what the preset allows, so the preset does not count either.
+			if _, err = os.Lstat(path); err == nil {
+				return NetworkPolicy{}, reservedPolicy(name)
+			}
+			if errors.Is(err, syscall.ENOTDIR) {
+				err = fs.ErrNotExist
+			}
+		} else if source, err = readPolicy(path); err == nil {
 			return NetworkPolicy{Name: name, Source: source}, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
+			var pe *fs.PathError
+			if errors.As(err, &pe) {
+				err = pe.Err // events show it to users
+			}
 			return NetworkPolicy{}, fmt.Errorf("policy %s cannot be read: %v: %w", quote(name), err, warren.ErrUnavailable)
 		}
 	}
-	if slices.Contains(policy.Presets(), name) {
+	if preset {
 		return NetworkPolicy{Name: name, Source: []byte("extends: " + name + "\n")}, nil
 	}
-	return NetworkPolicy{}, fmt.Errorf("there is no policy %s; there are %s, and files NAME.yaml in the server's directory of policies: %w",
-		quote(name), strings.Join(policy.Presets(), ", "), warren.ErrNotFound)
+	if name == NoNetwork {
+		return NetworkPolicy{}, fmt.Errorf("%s is no policy, but to have no network at all: %w", NoNetwork, warren.ErrNotFound)
+	}
+	return NetworkPolicy{}, fmt.Errorf("there is no policy %s; want %s: %w", quote(name), e.whichPolicies(), warren.ErrNotFound)
 }
 
+// reservedPolicy is why a file of a name that means something else cannot be used.
+func reservedPolicy(name string) error {
+	if name == NoNetwork {
+		return fmt.Errorf("the file %s.yaml cannot be used: --policy %s is to have no network at all; rename the file: %w", name, name, warren.ErrInvalid)
+	}
+	return fmt.Errorf("the file %s.yaml has the name of a preset, so neither is used; rename the file, which may begin with `extends: %s`: %w", name, name, warren.ErrInvalid)
+}
+
+// whichPolicies says which names there are, and where to put a file.
+func (e *Engine) whichPolicies() string {
+	which := strings.Join(policy.Presets(), ", ") + ", " + NoNetwork
+	if e.opts.PolicyDir == "" {
+		return which
+	}
+	return fmt.Sprintf("%s, or NAME for a file NAME.yaml in the server's directory of policies, %s", which, e.opts.PolicyDir)
+}
+
+// readPolicy reads a regular file. What else has its name is not opened: a pipe would be waited for, and a device do what opening makes it do.
 func readPolicy(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := regular(fi); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may have become a pipe
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
+	if fi, err = f.Stat(); err != nil {
 		return nil, err
 	}
-	if !fi.Mode().IsRegular() {
-		return nil, errors.New("it is no regular file")
+	if err := regular(fi); err != nil {
+		return nil, err
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxPolicy+1))
 	if err == nil && len(b) > maxPolicy {
 		err = fmt.Errorf("it is larger than %s", size(maxPolicy))
 	}
 	return b, err
+}
+
+func regular(fi fs.FileInfo) error {
+	what := "something else"
+	switch m := fi.Mode(); {
+	case m.IsRegular():
+		return nil
+	case m.IsDir():
+		what = "a directory"
+	case m&fs.ModeNamedPipe != 0:
+		what = "a named pipe"
+	case m&fs.ModeSocket != 0:
+		what = "a socket"
+	case m&fs.ModeDevice != 0:
+		what = "a device"
+	}
+	return fmt.Errorf("it is %s, and has to be a regular file", what)
 }
 
 // Policies returns the policies that there are, presets first. Which there are is no secret among the users of a server.
@@ -238,7 +298,7 @@ func (e *Engine) policyInfo(name string) PolicyInfo {
 	p, err := e.loadPolicy(name)
 	if err == nil {
 		info.Source = p.Source
-		info.Preset = string(p.Source) == "extends: "+name+"\n"
+		info.Preset = slices.Contains(policy.Presets(), name)
 		_, err = e.parse(p)
 	}
 	if err != nil {
@@ -763,18 +823,23 @@ func (e *Engine) CheckPolicy(name string, source []byte) ([]PolicyFinding, int, 
 	if len(source) > maxPolicy {
 		return nil, 0, invalid("policy", name, fmt.Sprintf("it has %s, and at most %s are read", size(int64(len(source))), size(maxPolicy)))
 	}
+	var list []PolicyFinding
+	if name == NoNetwork || slices.Contains(policy.Presets(), name) {
+		list = append(list, PolicyFinding{Severity: "error", Message: fmt.Sprintf("%s is the name of a preset or of having no network, which a file cannot have", name), Remedy: "rename the file; `extends: NAME` uses a preset"})
+	} else if !policyForm.MatchString(name) {
+		list = append(list, PolicyFinding{Severity: "warning", Message: fmt.Sprintf("%s cannot be the name of a policy, which is 1 to 63 of a-z, 0-9 and -, not - first", quote(name)), Remedy: "rename the file before you put it among the server's policies"})
+	}
 	p, err := policy.Parse(name, source)
 	if err != nil {
-		var list []PolicyFinding
+		found := len(list)
 		for _, x := range policy.Problems(err) {
 			list = append(list, PolicyFinding{"error", x.Line, x.Rule, x.What, x.Remedy})
 		}
-		if list == nil {
-			list = []PolicyFinding{{Severity: "error", Message: err.Error()}}
+		if len(list) == found {
+			list = append(list, PolicyFinding{Severity: "error", Message: err.Error()})
 		}
 		return list, 0, nil
 	}
-	var list []PolicyFinding
 	for _, g := range p.Grants() {
 		if e.secret(g.Secret) == nil {
 			list = append(list, PolicyFinding{"warning", 0, g.Name, fmt.Sprintf("secret %s is not set", g.Secret), "`warren secret set " + g.Secret + "`; without it requests that need it fail"})
@@ -791,6 +856,21 @@ func (e *Engine) CheckPolicy(name string, source []byte) ([]PolicyFinding, int, 
 		list = append(list, PolicyFinding{"failure", f.Line, "", fmt.Sprintf("%s: it is %s by %s: %s", f.Test, got, f.Verdict.Rule, f.Verdict.Reason), ""})
 	}
 	return list, p.Tests(), nil
+}
+
+// DescribePolicy tells the text of a policy in words, rule by rule. Of one that cannot be used there is nothing to tell, see [Engine.CheckPolicy].
+func (e *Engine) DescribePolicy(name string, source []byte) (steps []PolicyStep) {
+	if len(source) > maxPolicy {
+		return nil
+	}
+	p, err := policy.Parse(cmp.Or(name, "policy"), source)
+	if err != nil {
+		return nil
+	}
+	for _, s := range p.Describe() {
+		steps = append(steps, PolicyStep{Rule: s.Rule, Line: s.Line, Reason: s.Detail})
+	}
+	return steps
 }
 
 // PolicyAnswer says how a policy decides.

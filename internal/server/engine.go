@@ -47,6 +47,7 @@ type sandboxes interface {
 	Secrets(c engine.Caller) ([]engine.SecretInfo, error)
 	DeleteSecret(ctx context.Context, c engine.Caller, name string) error
 	CheckPolicy(name string, source []byte) ([]engine.PolicyFinding, int, error)
+	DescribePolicy(name string, source []byte) []engine.PolicyStep
 	ExplainSandbox(ctx context.Context, c engine.Caller, ref, target string) (*engine.PolicyAnswer, error)
 	ExplainPolicy(name, target string) (*engine.PolicyAnswer, error)
 	ExplainSource(name string, source []byte, target string) (*engine.PolicyAnswer, error)

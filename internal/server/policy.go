@@ -45,7 +45,15 @@ func (h policyService) CheckPolicy(_ context.Context, req *connect.Request[warre
 	for _, f := range list {
 		res.Findings = append(res.Findings, &warrenv1.PolicyFinding{Severity: f.Severity, Line: uint32(f.Line), Rule: f.Rule, Message: f.Message, Remedy: f.Remedy})
 	}
+	res.Rules = stepsTo(h.s.engine.DescribePolicy(req.Msg.GetName(), req.Msg.GetSource()))
 	return connect.NewResponse(res), nil
+}
+
+func stepsTo(list []engine.PolicyStep) (out []*warrenv1.PolicyStep) {
+	for _, s := range list {
+		out = append(out, &warrenv1.PolicyStep{Rule: s.Rule, Line: uint32(s.Line), Matched: s.Matched, Reason: s.Reason})
+	}
+	return out
 }
 
 func (h policyService) ExplainPolicy(ctx context.Context, req *connect.Request[warrenv1.ExplainPolicyRequest]) (*connect.Response[warrenv1.ExplainPolicyResponse], error) {
@@ -65,9 +73,7 @@ func (h policyService) ExplainPolicy(ctx context.Context, req *connect.Request[w
 		return nil, err
 	}
 	res := &warrenv1.ExplainPolicyResponse{Policy: a.Policy, Allow: a.Allow, Rule: a.Rule, Reason: a.Reason}
-	for _, s := range a.Steps {
-		res.Steps = append(res.Steps, &warrenv1.PolicyStep{Rule: s.Rule, Line: uint32(s.Line), Matched: s.Matched, Reason: s.Reason})
-	}
+	res.Steps = stepsTo(a.Steps)
 	return connect.NewResponse(res), nil
 }
 

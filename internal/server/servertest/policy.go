@@ -49,6 +49,9 @@ func (e *Engine) Flows(context.Context, engine.Caller, engine.WatchRequest, func
 	return nil
 }
 
+// DescribePolicy has nothing to tell.
+func (e *Engine) DescribePolicy(string, []byte) []engine.PolicyStep { return nil }
+
 // VerifyFlows finds nothing.
 func (e *Engine) VerifyFlows(context.Context, engine.Caller, engine.VerifyRequest) (*engine.FlowReport, error) {
 	return &engine.FlowReport{}, nil

@@ -8065,7 +8065,9 @@ type CheckPolicyResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Findings []*PolicyFinding       `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
 	// How many tests were run.
-	Tests         uint32 `protobuf:"varint,2,opt,name=tests,proto3" json:"tests,omitempty"`
+	Tests uint32 `protobuf:"varint,2,opt,name=tests,proto3" json:"tests,omitempty"`
+	// The policy in words, rule by rule; none of one that cannot be used.
+	Rules         []*PolicyStep `protobuf:"bytes,3,rep,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8112,6 +8114,13 @@ func (x *CheckPolicyResponse) GetTests() uint32 {
 		return x.Tests
 	}
 	return 0
+}
+
+func (x *CheckPolicyResponse) GetRules() []*PolicyStep {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
 }
 
 type ExplainPolicyRequest struct {
@@ -9018,10 +9027,11 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x04line\x18\x02 \x01(\rR\x04line\x12\x12\n" +
 	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x16\n" +
-	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"a\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\x8e\x01\n" +
 	"\x13CheckPolicyResponse\x124\n" +
 	"\bfindings\x18\x01 \x03(\v2\x18.warren.v1.PolicyFindingR\bfindings\x12\x14\n" +
-	"\x05tests\x18\x02 \x01(\rR\x05tests\"\x84\x01\n" +
+	"\x05tests\x18\x02 \x01(\rR\x05tests\x12+\n" +
+	"\x05rules\x18\x03 \x03(\v2\x15.warren.v1.PolicyStepR\x05rules\"\x84\x01\n" +
 	"\x14ExplainPolicyRequest\x12\x1a\n" +
 	"\asandbox\x18\x01 \x01(\tH\x00R\asandbox\x12\x18\n" +
 	"\x06policy\x18\x02 \x01(\tH\x00R\x06policy\x12\x18\n" +
@@ -9400,118 +9410,119 @@ var file_warren_v1_warren_proto_depIdxs = []int32{
 	116, // 103: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
 	116, // 104: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
 	129, // 105: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	132, // 106: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 107: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 108: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 109: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 110: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 111: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 112: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 113: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 114: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 115: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 116: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 117: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 118: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	60,  // 119: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	62,  // 120: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	57,  // 121: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
-	36,  // 122: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 123: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 124: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 125: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 126: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 127: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 128: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 129: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	67,  // 130: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	69,  // 131: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	71,  // 132: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	73,  // 133: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	75,  // 134: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	77,  // 135: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	79,  // 136: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	81,  // 137: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	83,  // 138: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	86,  // 139: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	88,  // 140: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	90,  // 141: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	93,  // 142: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	95,  // 143: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	97,  // 144: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	99,  // 145: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	101, // 146: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	103, // 147: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	124, // 148: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	126, // 149: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	128, // 150: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	131, // 151: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	118, // 152: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	120, // 153: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	122, // 154: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	105, // 155: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	107, // 156: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	109, // 157: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	112, // 158: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	114, // 159: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 160: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 161: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 162: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 163: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 164: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 165: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 166: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 167: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 168: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 169: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 170: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 171: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	61,  // 172: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	64,  // 173: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	58,  // 174: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
-	37,  // 175: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 176: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 177: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 178: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 179: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 180: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 181: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 182: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	68,  // 183: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	70,  // 184: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	72,  // 185: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	74,  // 186: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	76,  // 187: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	78,  // 188: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	80,  // 189: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	82,  // 190: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	84,  // 191: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	87,  // 192: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	89,  // 193: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	91,  // 194: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	94,  // 195: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	96,  // 196: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	98,  // 197: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	100, // 198: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	102, // 199: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	104, // 200: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	125, // 201: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	127, // 202: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	130, // 203: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	133, // 204: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	119, // 205: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	121, // 206: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	123, // 207: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	106, // 208: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	108, // 209: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	110, // 210: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	113, // 211: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	115, // 212: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	160, // [160:213] is the sub-list for method output_type
-	107, // [107:160] is the sub-list for method input_type
-	107, // [107:107] is the sub-list for extension type_name
-	107, // [107:107] is the sub-list for extension extendee
-	0,   // [0:107] is the sub-list for field type_name
+	132, // 106: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
+	132, // 107: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 108: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 109: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 110: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 111: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 112: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 113: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 114: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 115: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 116: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 117: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 118: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 119: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	60,  // 120: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	62,  // 121: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	57,  // 122: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
+	36,  // 123: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 124: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 125: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 126: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 127: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 128: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 129: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 130: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	67,  // 131: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	69,  // 132: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	71,  // 133: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	73,  // 134: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	75,  // 135: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	77,  // 136: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	79,  // 137: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	81,  // 138: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	83,  // 139: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	86,  // 140: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	88,  // 141: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	90,  // 142: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	93,  // 143: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	95,  // 144: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	97,  // 145: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	99,  // 146: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	101, // 147: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	103, // 148: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	124, // 149: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	126, // 150: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	128, // 151: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	131, // 152: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	118, // 153: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	120, // 154: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	122, // 155: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	105, // 156: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	107, // 157: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	109, // 158: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	112, // 159: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	114, // 160: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 161: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 162: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 163: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 164: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 165: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 166: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 167: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 168: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 169: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 170: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 171: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 172: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 173: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	64,  // 174: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 175: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 176: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 177: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 178: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 179: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 180: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 181: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 182: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 183: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	68,  // 184: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	70,  // 185: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	72,  // 186: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	74,  // 187: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	76,  // 188: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	78,  // 189: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	80,  // 190: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	82,  // 191: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	84,  // 192: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	87,  // 193: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	89,  // 194: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	91,  // 195: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	94,  // 196: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	96,  // 197: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	98,  // 198: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	100, // 199: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	102, // 200: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	104, // 201: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	125, // 202: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	127, // 203: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	130, // 204: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	133, // 205: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	119, // 206: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	121, // 207: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	123, // 208: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	106, // 209: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	108, // 210: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	110, // 211: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	113, // 212: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	115, // 213: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	161, // [161:214] is the sub-list for method output_type
+	108, // [108:161] is the sub-list for method input_type
+	108, // [108:108] is the sub-list for extension type_name
+	108, // [108:108] is the sub-list for extension extendee
+	0,   // [0:108] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
