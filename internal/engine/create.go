@@ -463,7 +463,9 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		return err
 	}
 	if !m.fresh {
-		m.standby = e.takeStandby(owner, m.from, s)
+		if m.from == nil || s.Driver == m.from.snap.row.Driver { // those that stand ready have the snapshot's
+			m.standby = e.takeStandby(owner, m.from, s)
+		}
 	}
 	if m.standby != nil {
 		e.unreserveShared(m.standby)
@@ -607,9 +609,12 @@ func (m *making) imageOf(ctx context.Context) (err error) {
 	if !errors.Is(err, warren.ErrNotFound) {
 		return err
 	}
-	if SnapshotKind(p.Kind) == FilesSnapshot {
+	if SnapshotKind(p.Kind) == FilesSnapshot && m.spec.Driver == p.Driver {
 		m.image, err = m.e.useImage(ctx, m.sb, p.Image)
 		return err
+	}
+	if SnapshotKind(p.Kind) == FilesSnapshot {
+		return fmt.Errorf("image %s is no more what it was when snapshot %s was taken, so its files pass to no other driver: %w", p.Image, m.from.snap.label(), errUnsupported)
 	}
 	return fmt.Errorf("image %s is no more what it was when snapshot %s was taken, and memory goes on only with the files that it was made with: %w", p.Image, m.from.snap.label(), errUnsupported)
 }

@@ -84,15 +84,24 @@ func (e *Engine) from(p *snapshot, have *storedSpec, s *Spec) error {
 	if err := same("image", s.Image, p.row.Image); err != nil {
 		return err
 	}
-	if err := same("driver", s.Driver, p.row.Driver); err != nil {
-		return err
+	// The layer of a root is an image's for every driver, and memory is only its own's. A template stands ready with the one that it has.
+	if SnapshotKind(p.row.Kind) == MemorySnapshot || s.Template != "" {
+		if err := same("driver", s.Driver, p.row.Driver); err != nil {
+			return err
+		}
+	}
+	if s.Driver == "" {
+		s.Driver = p.row.Driver
+	}
+	if s.Driver != p.row.Driver && len(have.DriverOptions) > 0 {
+		return invalid("driver", s.Driver, fmt.Sprintf("snapshot %s has options for driver %s (%s), which are no other's; leave it out", p.label(), p.row.Driver, strings.Join(sortedKeys(have.DriverOptions), " ")))
 	}
 	fill := func(v *uint32, n uint32) {
 		if *v == 0 {
 			*v = n
 		}
 	}
-	s.Image, s.Driver = p.row.Image, p.row.Driver
+	s.Image = p.row.Image
 	s.DriverOptions, s.Mounts, s.Repo = have.DriverOptions, have.Mounts, have.Repo
 	s.Resources.DiskBytes = p.row.Disk
 	fill(&s.Resources.CPUMillis, p.row.CPUMillis)

@@ -677,3 +677,44 @@ func TestRollbackTold(t *testing.T) {
 		t.Errorf("the guest was told %q, want %q", calls, want)
 	}
 }
+
+// TestSnapshotOtherDriver takes snapshots to another driver: files pass, with their layer, and memory does not.
+func TestSnapshotOtherDriver(t *testing.T) {
+	ctx := t.Context()
+	var layers atomic.Int64
+	other := fake.New(fake.Options{Guest: func(warren.SandboxID) http.Handler {
+		return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+			if n, _ := io.Copy(io.Discard, req.Body); req.URL.Path == "/root" && n == 6000 {
+				layers.Add(1)
+			}
+		})
+	}})
+	defer other.Close()
+	r := newRig(t, func(o *Options) {
+		o.Drivers["fake"] = rootedDriver{o.Drivers["fake"].(*fake.Driver)}
+		o.Drivers["other"] = other
+	})
+	r.create(alice, Spec{Name: "box"})
+	r.mark("box", "one")
+	r.snapshotNow("box", "memory")
+	r.create(alice, Spec{Name: "tuned", DriverOptions: map[string]string{"note": "x"}})
+	for box, name := range map[string]string{"box": "files", "tuned": "options"} {
+		if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: box, Name: name, FilesOnly: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "moved", Snapshot: "files", Driver: "other"}}, nil)
+	if err != nil || got.Driver != "other" || r.word("moved") != "one" || layers.Load() != 1 || other.World().Len() != 1 {
+		t.Errorf("files: %+v, %v, %d layers", got, err, layers.Load())
+	}
+	for name, want := range map[string]string{"memory": "goes on with that", "options": "has options for driver fake (note)"} {
+		_, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Snapshot: name, Driver: "other"}}, nil)
+		if !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Snapshot: "files", Driver: "none"}}, nil); !errors.Is(err, warren.ErrInvalid) {
+		t.Errorf("to a driver that is not there: %v", err)
+	}
+	r.delete(alice, "moved")
+}
