@@ -186,6 +186,8 @@ func policyWhyCommand(a *app) *cobra.Command {
 		Use: "why [flags] ID TARGET", Short: "Say whether a sandbox may reach something, which rule decides, and how",
 		Long: `Say whether a sandbox may reach something, and go through the rules of its policy. TARGET is a host (https on 443), a URL, a
 method and a URL in one argument, or tcp://HOST:PORT or udp://HOST:PORT. With --policy it is asked of a policy, and ID is left out.
+The address of a name is not looked up: it is judged when the sandbox connects, and a private or special one, or one of this machine,
+is denied then unless a rule names it (cidr).
 The exit code is 1 if it may not.`,
 		Example: `  warren policy why mybox example.com
   warren policy why mybox 'POST https://api.example.com/v1/x'
