@@ -140,7 +140,7 @@ var namedBy = map[string]string{
 	"BootstrapImageRequest.name": "operator", "BootstrapImageRequest.distribution": "", "BootstrapImageRequest.release": "", "BootstrapImageRequest.packages": "", "GetImageRequest.name": "", "DeleteImageRequest.name": "operator",
 	"GetPolicyRequest.name": "", "CheckPolicyRequest.name": "", "CheckPolicyRequest.source": "", "ExplainPolicyRequest.sandbox": "sandbox", "ExplainPolicyRequest.policy": "", "ExplainPolicyRequest.source": "",
 	"ExplainPolicyRequest.target": "", "SetSecretRequest.name": "operator", "SetSecretRequest.value": "", "DeleteSecretRequest.name": "operator", "CreateTokenRequest.user": "operator", "CreateTokenRequest.description": "",
-	"DeleteTokenRequest.id": "token",
+	"DeleteTokenRequest.id": "token", "RecordHead.hash": "",
 }
 
 // besides is what a request needs besides the id that is tried.
