@@ -470,10 +470,7 @@ func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}}
 	if f.use == nil {
-		if err := f.opens(); err != nil {
-			if r.Body != nil {
-				r.Body.Close()
-			}
+		if err := f.opens(r); err != nil {
 			return nil, err
 		}
 		return f.card.forward.Load().RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))

@@ -312,10 +312,7 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 		return nil, &secretError{err}
 	}
 	f.used = strings.Join(used, ", ")
-	if err := f.opens(); err != nil {
-		if r.Body != nil {
-			r.Body.Close() // it may be being unpacked
-		}
+	if err := f.opens(r); err != nil {
 		return nil, err
 	}
 	res, err := next.RoundTrip(r)
@@ -329,14 +326,18 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 	return res, nil
 }
 
-// opens records that a request is about to be sent, and with which secrets.
-func (f *flow) opens() error {
+// opens records that a request is about to be sent, and with which secrets. One that cannot be recorded is over.
+func (f *flow) opens(r *http.Request) error {
 	e := f.entry("http.open")
 	if f.used != "" {
 		e.Action, e.Secret = "secret.use", f.used
 	}
 	e.Method, e.Path, e.Inspected = f.request.Method, f.request.Path, true
-	return f.card.record(e)
+	err := f.card.record(e)
+	if err != nil && r.Body != nil {
+		r.Body.Close() // it may be being unpacked
+	}
+	return err
 }
 
 // shown records that a server sent a value back.
