@@ -537,8 +537,10 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 		if err := os.Mkdir(e.memoryDir(p.row.ID), 0o700); err != nil {
 			return 0, "", plainPath(err)
 		}
-		if err := markGuest(ctx, d, id); err != nil {
-			e.log.Debug("guest did not note its output", "sandbox", id, "error", err)
+		if !p.row.Transient { // a fork's, to which nobody goes back
+			if err := markGuest(ctx, d, id); err != nil {
+				e.log.Debug("guest did not note its output", "sandbox", id, "error", err)
+			}
 		}
 		c, ok := driver.As[driver.Copier](d)
 		if !ok {
