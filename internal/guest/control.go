@@ -113,48 +113,49 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	hooksAnswer(w, results)
 }
 
-// oom kills the largest process at once: the host has seen the memory run out before the guest did.
-func (s *Server) oom(w http.ResponseWriter, r *http.Request) {
+// fromHost says whether a request is a POST of the host's, who alone may do what it asks for, and answers it if not.
+func fromHost(w http.ResponseWriter, r *http.Request, what string) bool {
 	switch {
 	case !trusted(r):
-		httpError(w, http.StatusForbidden, "only the host may say that memory ran out")
+		httpError(w, http.StatusForbidden, "only the host may "+what)
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", http.MethodPost)
 		httpError(w, http.StatusMethodNotAllowed, "use POST")
-	case !s.guard.KillNow():
-		httpError(w, http.StatusConflict, "there is no process to kill")
 	default:
-		w.WriteHeader(http.StatusNoContent)
+		return true
 	}
+	return false
+}
+
+// oom kills the largest process at once: the host has seen the memory run out before the guest did.
+func (s *Server) oom(w http.ResponseWriter, r *http.Request) {
+	if !fromHost(w, r, "say that memory ran out") {
+		return
+	}
+	if !s.guard.KillNow() {
+		httpError(w, http.StatusConflict, "there is no process to kill")
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // quiesce gives back what memory the guest itself does not need: the host is about to write the sandbox's memory to disk.
 func (s *Server) quiesce(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case !trusted(r):
-		httpError(w, http.StatusForbidden, "only the host may say that the sandbox is to stand still")
-	case r.Method != http.MethodPost:
-		w.Header().Set("Allow", http.MethodPost)
-		httpError(w, http.StatusMethodNotAllowed, "use POST")
-	default:
-		debug.FreeOSMemory()
-		s.table.Mark()
-		w.WriteHeader(http.StatusNoContent)
+	if !fromHost(w, r, "say that the sandbox is to stand still") {
+		return
 	}
+	debug.FreeOSMemory()
+	s.table.Mark()
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // mark is told that the host is about to write the sandbox's memory to disk while the sandbox goes on.
 func (s *Server) mark(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case !trusted(r):
-		httpError(w, http.StatusForbidden, "only the host may say that memory is about to be saved")
-	case r.Method != http.MethodPost:
-		w.Header().Set("Allow", http.MethodPost)
-		httpError(w, http.StatusMethodNotAllowed, "use POST")
-	default:
-		s.table.Mark()
-		w.WriteHeader(http.StatusNoContent)
+	if !fromHost(w, r, "say that memory is about to be saved") {
+		return
 	}
+	s.table.Mark()
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // killing is told that a process is about to be killed for memory. The process that the guest started gets the reason

@@ -18,13 +18,7 @@ import (
 // root writes a layer of an OCI image over the root file system, for a sandbox that begins with files of another. It
 // comes before anything but the guest runs.
 func (s *Server) root(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case !trusted(r):
-		httpError(w, http.StatusForbidden, "only the host may write the root")
-		return
-	case r.Method != http.MethodPost:
-		w.Header().Set("Allow", http.MethodPost)
-		httpError(w, http.StatusMethodNotAllowed, "use POST")
+	if !fromHost(w, r, "write the root") {
 		return
 	}
 	l := layer{root: "/", made: map[string]bool{}}
