@@ -55,7 +55,7 @@ func (s Spec) proto() *warrenv1.SandboxSpec {
 	for _, m := range s.Mounts {
 		p.Mounts = append(p.Mounts, &warrenv1.Mount{Source: m.Source, Target: m.Target, Writable: m.Writable})
 	}
-	p.IdleAction = s.IdleAction.proto()
+	p.IdleAction, p.TtlAction, p.MaxLifetime = s.IdleAction.proto(), s.TTLAction.proto(), durationTo(s.MaxLifetime)
 	if resume := !s.NoAutoResume; !resume {
 		p.AutoResume = &resume
 	}
@@ -113,6 +113,7 @@ func specFrom(p *warrenv1.SandboxSpec) Spec {
 		Labels:        p.GetLabels(),
 		IdleTimeout:   p.GetIdleTimeout().AsDuration(),
 		TTL:           p.GetTtl().AsDuration(),
+		MaxLifetime:   p.GetMaxLifetime().AsDuration(),
 		KeepWorkspace: p.GetKeepWorkspace(),
 		DriverOptions: p.GetDriverOptions(), Policy: p.GetPolicy(), PrivateNetwork: p.GetPrivateNetwork(),
 		Snapshot: p.GetSnapshot(),
@@ -127,6 +128,9 @@ func specFrom(p *warrenv1.SandboxSpec) Spec {
 	for action, wire := range idleActions {
 		if wire == p.GetIdleAction() {
 			s.IdleAction = action
+		}
+		if wire == p.GetTtlAction() {
+			s.TTLAction = action
 		}
 	}
 	s.NoAutoResume = p.AutoResume != nil && !p.GetAutoResume()
@@ -154,7 +158,7 @@ func (s *Sandbox) set(p *warrenv1.Sandbox) {
 	s.Resources = resourcesFrom(p.GetResources())
 	s.Created = timeFrom(p.GetCreated())
 	s.LastActive = timeFrom(p.GetLastActive())
-	s.Expires = timeFrom(p.GetExpires())
+	s.Expires, s.Pauses = timeFrom(p.GetExpires()), timeFrom(p.GetPauses())
 	s.Generation = p.GetGeneration()
 	s.Owner = p.GetOwner()
 	s.MemoryImage = p.GetMemoryImageBytes()

@@ -42,8 +42,14 @@ type Spec struct {
 	IdleAction IdleAction `json:"idleAction,omitempty"`
 	// NoAutoResume makes calls into a paused sandbox fail with [ErrState] instead of resuming it.
 	NoAutoResume bool `json:"noAutoResume,omitempty"`
-	// TTL removes the sandbox this long after its creation; 0 means never.
+	// TTL does what TTLAction says this long after the creation of the sandbox; 0 means never.
 	TTL time.Duration `json:"ttl,omitempty"`
+	// TTLAction is what TTL does, whether the sandbox is in use or not. Empty means [IdleDelete]. What pauses begins anew when the sandbox is
+	// resumed.
+	TTLAction IdleAction `json:"ttlAction,omitempty"`
+	// MaxLifetime removes the sandbox this long after its creation, whatever else happens, and cannot be changed; 0 means as long as the server
+	// allows.
+	MaxLifetime time.Duration `json:"maxLifetime,omitempty"`
 	// KeepWorkspace keeps a workspace that was made for this sandbox when the sandbox goes.
 	KeepWorkspace bool `json:"keepWorkspace,omitempty"`
 	// Policy names what the sandbox may reach, see [Client.Policies]; "none" gives it no network card. Empty means the server's
@@ -101,7 +107,7 @@ type Mount struct {
 	Writable bool `json:"writable,omitempty"`
 }
 
-// IdleAction says what an idle timeout does.
+// IdleAction says what an idle timeout does, or a TTL.
 type IdleAction string
 
 const (
@@ -145,7 +151,7 @@ const (
 
 // Failure says why a sandbox failed.
 type Failure struct {
-	// Reason is "oom", "killed", "exited", "lost" or "create".
+	// Reason is "oom", "killed", "exited", "lost", "create", or "evicted" when the host's disk ran short while it was paused.
 	Reason  string    `json:"reason"`
 	Message string    `json:"message,omitempty"`
 	Time    time.Time `json:"time,omitzero"`
@@ -194,6 +200,8 @@ type Sandbox struct {
 	LastActive time.Time `json:"lastActive,omitzero"`
 	// Expires is zero when nothing will remove the sandbox by itself.
 	Expires time.Time `json:"expires,omitzero"`
+	// Pauses is when its TTL pauses it, zero for never.
+	Pauses time.Time `json:"pauses,omitzero"`
 	// Failure is set in [StateFailed].
 	Failure *Failure    `json:"failure,omitempty"`
 	Timing  []Milestone `json:"timing,omitempty"`
@@ -206,7 +214,7 @@ type Sandbox struct {
 	// forked from. Either may be gone.
 	LastSnapshot SnapshotID `json:"snapshotId,omitempty"`
 	Source       SandboxID  `json:"sourceId,omitempty"`
-	// PauseReason of a paused sandbox is "asked", "idle", or "memory" when the host's ran short.
+	// PauseReason of a paused sandbox is "asked", "idle", "ttl", or "memory" when the host's ran short.
 	PauseReason string `json:"pauseReason,omitempty"`
 
 	c     *Client
@@ -376,8 +384,8 @@ type Change struct {
 	RemoveLabels []string
 	// IdleTimeout and TTL count from now on; zero removes the limit.
 	IdleTimeout, TTL *time.Duration
-	// IdleAction is what IdleTimeout does; empty leaves it as it is.
-	IdleAction IdleAction
+	// IdleAction is what IdleTimeout does, and TTLAction what TTL does; empty leaves them as they are.
+	IdleAction, TTLAction IdleAction
 	// AutoResume says whether a call into the sandbox resumes it when it is paused.
 	AutoResume    *bool
 	KeepWorkspace *bool
@@ -390,7 +398,7 @@ type Change struct {
 func (s *Sandbox) Update(ctx context.Context, ch Change) error {
 	req := &warrenv1.UpdateSandboxRequest{
 		Id: string(s.ID), Name: ch.Name, SetLabels: ch.SetLabels, RemoveLabels: ch.RemoveLabels, KeepWorkspace: ch.KeepWorkspace,
-		IdleAction: ch.IdleAction.proto(), AutoResume: ch.AutoResume, PrivateNetwork: ch.PrivateNetwork,
+		IdleAction: ch.IdleAction.proto(), TtlAction: ch.TTLAction.proto(), AutoResume: ch.AutoResume, PrivateNetwork: ch.PrivateNetwork,
 	}
 	if ch.IdleTimeout != nil {
 		req.IdleTimeout = durationpb.New(*ch.IdleTimeout)

@@ -53,7 +53,7 @@ func inspectCommand(a *app) *cobra.Command {
 }
 
 func (a *app) printSandbox(sb *warren.Sandbox) error {
-	failure, expires, repo, image := "", "", "", ""
+	failure, expires, pauses, repo, image := "", "", "", "", ""
 	if sb.MemoryImage > 0 {
 		image = bytesOf(sb.MemoryImage) + " on disk"
 	}
@@ -62,7 +62,7 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 		idle = fmt.Sprintf("%s after %s", sb.Spec.IdleAction, t)
 	}
 	if sb.PauseReason != "" {
-		state += " (" + map[string]string{"asked": "asked for", "idle": "it was idle", "memory": "the host's memory ran short"}[sb.PauseReason] + ")"
+		state += " (" + map[string]string{"asked": "asked for", "idle": "it was idle", "ttl": "its time was over", "memory": "the host's memory ran short"}[sb.PauseReason] + ")"
 	}
 	resume := ""
 	if sb.Spec.NoAutoResume {
@@ -73,6 +73,9 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 	}
 	if !sb.Expires.IsZero() {
 		expires = sb.Expires.Local().Format(time.RFC3339)
+	}
+	if !sb.Pauses.IsZero() {
+		pauses = sb.Pauses.Local().Format(time.RFC3339)
 	}
 	if r := sb.Spec.Repo; r != nil {
 		repo = r.URL
@@ -89,7 +92,7 @@ func (a *app) printSandbox(sb *warren.Sandbox) error {
 		"Disk", bytesOf(sb.Resources.Disk), "Processes", fmt.Sprint(sb.Resources.PIDs),
 		"Restart", string(sb.Spec.Restart), "When idle", idle, "Resumed", resume, "Labels", labelList(sb.Spec.Labels), "Owner", sb.Owner,
 		"Executions", fmt.Sprint(sb.Generation), "Created", sb.Created.Local().Format(time.RFC3339),
-		"Last active", sb.LastActive.Local().Format(time.RFC3339), "Expires", expires,
+		"Last active", sb.LastActive.Local().Format(time.RFC3339), "Pauses", pauses, "Expires", expires,
 	); err != nil {
 		return err
 	}

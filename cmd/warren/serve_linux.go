@@ -495,7 +495,7 @@ func (d *daemon) engine(ctx context.Context, registry prometheus.Registerer, tra
 		Budgets: engine.Budgets{PerUser: engine.Budget{
 			Sandboxes: int(d.cfg.Budgets.Sandboxes), CPUMillis: int64(d.cfg.Budgets.CPU), Memory: int64(d.cfg.Budgets.Memory), Disk: int64(d.cfg.Budgets.Disk),
 		}},
-		AllowMounts: allowed, DefaultIdleTimeout: d.cfg.IdleTimeout,
+		AllowMounts: allowed, DefaultIdleTimeout: d.cfg.IdleTimeout, MaxLifetime: d.cfg.MaxLifetime, EvictPaused: d.cfg.EvictPaused,
 		PauseDir: filepath.Join(d.cfg.DataDir, "paused"), SnapshotDir: filepath.Join(d.cfg.DataDir, "snapshots"),
 		Pool:      int(d.cfg.Pool),
 		Standby:   int(d.cfg.Standby),

@@ -27,8 +27,8 @@ type specFlags struct {
 	cpu                                          config.CPUs
 	memory, disk                                 config.Size
 	pids                                         uint32
-	idleTimeout, idle, ttl                       time.Duration
-	idleAction, policy, network                  string
+	idleTimeout, idle, ttl, maxLifetime          time.Duration
+	idleAction, ttlAction, policy, network       string
 	autoResume                                   bool
 }
 
@@ -67,6 +67,8 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.idleAction, "idle-action", "", `what the idle timeout does: "pause" (the default where the driver can) or "delete"`)
 	flags.BoolVar(&f.autoResume, "auto-resume", true, "let the next call resume the sandbox when it is paused")
 	flags.DurationVar(&f.ttl, "ttl", 0, "remove the sandbox this long after its creation, such as 12h")
+	flags.StringVar(&f.ttlAction, "ttl-action", "", `what --ttl does: "delete" (the default), or "pause"; a resume begins it anew`)
+	flags.DurationVar(&f.maxLifetime, "max-lifetime", 0, "remove the sandbox this long after its creation, paused or not; cannot be changed")
 }
 
 // spec resolves the flags. What names a file of this machine is looked at only when the server is on it.
@@ -75,7 +77,7 @@ func (f *specFlags) spec(a *app) (warren.Spec, error) {
 	spec := warren.Spec{
 		Name: f.name, Image: f.image, Workspace: f.workspace, Driver: f.driver, Restart: warren.RestartPolicy(f.restart),
 		Resources:   warren.Resources{CPUMillis: uint32(f.cpu), Memory: int64(f.memory), Disk: int64(f.disk), PIDs: f.pids},
-		IdleTimeout: f.idleTimeout, TTL: f.ttl, KeepWorkspace: f.keepWorkspace,
+		IdleTimeout: f.idleTimeout, TTL: f.ttl, TTLAction: warren.IdleAction(f.ttlAction), MaxLifetime: f.maxLifetime, KeepWorkspace: f.keepWorkspace,
 		Snapshot: f.snapshot, Template: f.template, Policy: f.policy, PrivateNetwork: f.network,
 		IdleAction: warren.IdleAction(f.idleAction), NoAutoResume: !f.autoResume,
 		Progress: a.progressNotes(),

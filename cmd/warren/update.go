@@ -12,7 +12,7 @@ func updateCommand(a *app) *cobra.Command {
 	var name string
 	var labels, unlabel []string
 	var idle, ttl time.Duration
-	var action string
+	var action, ttlAction string
 	var keep, autoResume bool
 	var network string
 	cmd := &cobra.Command{
@@ -38,7 +38,7 @@ func updateCommand(a *app) *cobra.Command {
 			if flags.Changed("idle-timeout") {
 				change.IdleTimeout = &idle
 			}
-			change.IdleAction = warren.IdleAction(action)
+			change.IdleAction, change.TTLAction = warren.IdleAction(action), warren.IdleAction(ttlAction)
 			if flags.Changed("auto-resume") {
 				change.AutoResume = &autoResume
 			}
@@ -73,7 +73,8 @@ func updateCommand(a *app) *cobra.Command {
 	flags.DurationVar(&idle, "idle-timeout", 0, "pause when idle for this long; 0 means never")
 	flags.StringVar(&action, "idle-action", "", `what the idle timeout does: "pause" or "delete"`)
 	flags.BoolVar(&autoResume, "auto-resume", true, "let the next call resume it when it is paused")
-	flags.DurationVar(&ttl, "ttl", 0, "remove this long from now; 0 means never")
+	flags.DurationVar(&ttl, "ttl", 0, "remove this long from now, or pause; 0 means never")
+	flags.StringVar(&ttlAction, "ttl-action", "", `what the TTL does: "delete" or "pause"`)
 	flags.StringVar(&network, "network", "", `private network to be in from now on; "none" for none`)
 	flags.BoolVar(&keep, "keep-workspace", false, "keep the workspace when the sandbox is removed")
 	return cmd

@@ -48,6 +48,9 @@ type Config struct {
 	Budgets Budgets
 	// IdleTimeout is for sandboxes that name none; 0 means none.
 	IdleTimeout time.Duration
+	// MaxLifetime is the longest that any sandbox lives, 0 for ever. EvictPaused is how long a sandbox has been paused and unused whose memory
+	// may be taken when the disk runs short; 0 means never.
+	MaxLifetime, EvictPaused time.Duration
 	// LowMemory and LowDisk are what has to stay free of the host's; 0 means 5%, but no more than 512 MiB and 1 GiB.
 	LowMemory, LowDisk Size
 	// Policy is for sandboxes that name none.
@@ -205,6 +208,17 @@ func count(key, help string, field func(*Config) *uint32) setting {
 	})
 }
 
+func span(key, help string, field func(*Config) *time.Duration) setting {
+	return one(key, help, func(c *Config, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 || d > 0 && d < time.Second {
+			return fmt.Errorf("%q: %w: want a duration of a second or more, such as 30m or 12h, or 0 for none", v, warren.ErrInvalid)
+		}
+		*field(c) = d
+		return nil
+	})
+}
+
 var settings = []setting{
 	text("listen", "TCP address besides the unix socket, such as 127.0.0.1:7420", func(c *Config) *string { return &c.Listen }),
 	text("tls.cert", "certificate file of the TCP address", func(c *Config) *string { return &c.TLSCert }),
@@ -237,14 +251,9 @@ var settings = []setting{
 	}),
 	one("budgets.memory", "memory of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Memory.Set(v) }),
 	one("budgets.disk", "disk of all sandboxes of one user", func(c *Config, v string) error { return c.Budgets.Disk.Set(v) }),
-	one("idle_timeout", "pause idle sandboxes that name no time; where that cannot be, remove them", func(c *Config, v string) error {
-		d, err := time.ParseDuration(v)
-		if err != nil || d < 0 {
-			return fmt.Errorf("%q: %w: want a duration such as 30m or 12h", v, warren.ErrInvalid)
-		}
-		c.IdleTimeout = d
-		return nil
-	}),
+	span("idle_timeout", "pause idle sandboxes that name no time; where that cannot be, remove them", func(c *Config) *time.Duration { return &c.IdleTimeout }),
+	span("max_lifetime", "the longest that any sandbox lives (for ever)", func(c *Config) *time.Duration { return &c.MaxLifetime }),
+	span("evict_paused", "when half of low.disk is gone, take the memory of sandboxes paused for so long (never)", func(c *Config) *time.Duration { return &c.EvictPaused }),
 	one("low.memory", "pause idle sandboxes when the host has less memory (5%, at most 512MiB)", func(c *Config, v string) error { return c.LowMemory.Set(v) }),
 	one("low.disk", "make and pause no sandbox when the host has less disk (5%, at most 1GiB)", func(c *Config, v string) error { return c.LowDisk.Set(v) }),
 	text("policy", "what sandboxes that name no policy may reach", func(c *Config) *string { return &c.Policy }),

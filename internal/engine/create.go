@@ -500,12 +500,16 @@ func (m *making) reserve(cancel context.CancelFunc) error {
 		Created: now, LastActive: now, Idle: s.IdleTimeout, Restart: string(s.Restart),
 		DropWorkspace: m.ownWS && !s.KeepWorkspace, AccessToken: randomHex(32), Labels: s.Labels,
 		IdleAction: string(s.IdleAction), NoAutoResume: s.NoAutoResume, Network: s.PrivateNetwork,
+		TTL: s.TTL, TTLAction: string(s.TTLAction),
 	}
 	if m.from != nil {
 		m.sb.row.SnapshotID, m.sb.row.SourceID, m.sb.row.ForkID = m.from.parent(), m.from.source, m.from.group
 	}
 	if s.TTL > 0 {
 		m.sb.row.Expires = e.line.now() + int64(s.TTL)
+	}
+	if s.MaxLifetime > 0 {
+		m.sb.row.LifeEnds = e.line.now() + int64(s.MaxLifetime)
 	}
 	m.op = newOperation("create", cancel)
 	m.sb.op = m.op

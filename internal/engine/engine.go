@@ -80,6 +80,11 @@ type Options struct {
 	Host Host
 	// DefaultIdleTimeout applies to sandboxes whose spec has none; 0 means none.
 	DefaultIdleTimeout time.Duration
+	// MaxLifetime is the longest that any sandbox lives, 0 for as long as it likes.
+	MaxLifetime time.Duration
+	// EvictPaused lets the disk's shortage take the memory of sandboxes that have been paused, and used by nobody, for so long; 0 means
+	// never.
+	EvictPaused time.Duration
 	// Pool is how many executions at most are kept ready for sandboxes like those made last; 0 means none.
 	Pool int
 	// Standby is how many sandboxes of templates at most are restored beforehand, see standby.go; 0 means none.

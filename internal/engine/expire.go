@@ -55,9 +55,7 @@ func (e *Engine) deadline(sb *sandbox) (d due) {
 	if s != Running && s != Failed && s != Paused {
 		return d
 	}
-	if sb.row.Expires != 0 {
-		d = due{at: sb.row.Expires, why: "its time to live is over"}
-	}
+	d = e.hardDeadline(sb)
 	if sb.row.Idle > 0 && s != Paused { // which costs nothing that a timeout could save
 		if idle := e.idleDue(sb, s); idle.at != 0 && (d.at == 0 || idle.at < d.at) {
 			return idle
@@ -66,9 +64,41 @@ func (e *Engine) deadline(sb *sandbox) (d due) {
 	return d
 }
 
+// hardDeadline returns when the lifetime or the TTL of sb is over, which no use puts off. The caller holds mu.
+func (e *Engine) hardDeadline(sb *sandbox) (d due) {
+	row := &sb.row
+	if row.LifeEnds != 0 {
+		d = due{at: row.LifeEnds, why: "its longest lifetime is over"}
+	}
+	if row.Expires == 0 {
+		return d
+	}
+	ttl := due{at: row.Expires, why: "its time to live is over"}
+	if IdleAction(row.TTLAction) == IdlePause {
+		if sb.state() != Running {
+			return d // nothing of it runs, and a resume begins its time anew
+		}
+		ttl.pause, ttl.ttl = true, true
+		if sb.pauseFailures > 0 {
+			ttl.at = max(ttl.at, sb.held) // not again at once
+		}
+	}
+	if d.at == 0 || ttl.at < d.at {
+		return ttl
+	}
+	return d
+}
+
+// renewTTL begins the time to live of a sandbox anew that was paused when it was over, and now is to run. The caller holds mu.
+func (e *Engine) renewTTL(row *store.Sandbox) {
+	if now := e.line.now(); IdleAction(row.TTLAction) == IdlePause && row.TTL > 0 && row.Expires != 0 && row.Expires <= now {
+		row.Expires = now + int64(row.TTL)
+	}
+}
+
 // look is when sb has to be looked at for what is due. The caller holds mu.
 func (d due) look(row *store.Sandbox) int64 {
-	if d.pause {
+	if d.pause && !d.ttl {
 		return d.at - int64(lookTime(row))
 	}
 	return d.at
@@ -118,9 +148,14 @@ func (e *Engine) expire() time.Duration {
 			e.timers.remove(sb)
 		case max(d.look(&sb.row), e.line.grace) > now:
 			e.schedule(sb)
-		case sb.op != nil || d.pause && sb.looked:
+		case sb.op != nil || d.pause && !d.ttl && sb.looked:
 			e.timers[0].at = now + int64(100*time.Millisecond)
 			heap.Fix(&e.timers, 0)
+		case d.ttl:
+			e.timers.remove(sb)
+			if e.beginPause(sb, pauseCause{reason: PauseTTL, message: d.why}) == nil {
+				return time.Hour // closing
+			}
 		case d.pause:
 			if !e.beginLook(sb, d) {
 				return time.Hour // closing

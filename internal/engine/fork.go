@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -254,7 +255,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	}
 	make1 := func(i int, adopt bool) {
 		spec := Spec{
-			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: have.TTL,
+			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: cmp.Or(row.TTL, have.TTL), TTLAction: IdleAction(row.TTLAction), MaxLifetime: have.MaxLifetime,
 			IdleAction: IdleAction(row.IdleAction), NoAutoResume: row.NoAutoResume,
 			KeepWorkspace: have.KeepWorkspace, Restart: RestartPolicy(row.Restart),
 		}

@@ -18,10 +18,10 @@ import (
 // that asked the guest for it. A removal
 // asks nothing more, since it is for sandboxes that nobody will come back to.
 
-// IdleAction says what the idle timeout of a sandbox does.
+// IdleAction says what the idle timeout of a sandbox does, or its TTL.
 type IdleAction string
 
-// The idle actions. The empty one pauses where the driver can, and else deletes.
+// The idle actions. The empty one pauses where the driver can, and else deletes; of a TTL it deletes.
 const (
 	IdlePause  IdleAction = "pause"
 	IdleDelete IdleAction = "delete"
@@ -31,6 +31,7 @@ const (
 const (
 	PauseAsked  = "asked"
 	PauseIdle   = "idle"
+	PauseTTL    = "ttl"
 	PauseMemory = "memory"
 )
 
@@ -51,18 +52,18 @@ func (p pauseCause) event(e *Engine, actor string, row *store.Sandbox) *store.Ev
 	return ev
 }
 
-// checkIdleAction says whether a driver can do what is wished.
-func (e *Engine) checkIdleAction(a IdleAction, name string) error {
+// checkAction says whether a driver can do what is wished of what, the idle timeout or the TTL.
+func (e *Engine) checkAction(what string, a IdleAction, name string) error {
 	switch a {
 	case "", IdleDelete:
 		return nil
 	case IdlePause:
 		if _, err := e.snapshotter(name); err != nil {
-			return fmt.Errorf("idle action %s: %w", quote(string(a)), err)
+			return fmt.Errorf("%s %s: %w", what, quote(string(a)), err)
 		}
 		return nil
 	}
-	return invalid("idle action", string(a), "want pause or delete")
+	return invalid(what, string(a), "want pause or delete")
 }
 
 // idleAction is what the idle timeout of a sandbox does.
@@ -105,6 +106,8 @@ type due struct {
 	at    int64 // 0 for never
 	why   string
 	pause bool
+	// ttl is a pause that comes whether somebody uses the sandbox or not.
+	ttl bool
 }
 
 // idleDue is when the idle timeout of a sandbox is over. The caller holds mu.
@@ -137,8 +140,8 @@ func (e *Engine) beginLook(sb *sandbox, d due) bool {
 	}
 	sb.looked = true
 	e.timers.remove(sb)
-	if sb.row.Expires != 0 {
-		heap.Push(&e.timers, timerEntry{max(sb.row.Expires, e.line.grace), sb})
+	if d := e.hardDeadline(sb); d.at != 0 {
+		heap.Push(&e.timers, timerEntry{max(d.at, e.line.grace), sb})
 	}
 	return true
 }
@@ -269,7 +272,7 @@ func (e *Engine) cpuTime(row *store.Sandbox) (time.Duration, bool) {
 type comingBackKey struct{}
 
 // ComingBack marks the context of a call that goes on with what was cut off, or was under way before. Such a call does not
-// resume a sandbox that somebody has paused: clients that were attached to it come back within milliseconds, and would undo
+// resume a sandbox that somebody, or its TTL, has paused: clients that were attached to it come back within milliseconds, and would undo
 // every pause.
 func ComingBack(ctx context.Context) context.Context {
 	return context.WithValue(ctx, comingBackKey{}, true)
@@ -277,8 +280,8 @@ func ComingBack(ctx context.Context) context.Context {
 
 // mayResume says whether a call resumes a paused sandbox. The caller holds mu.
 func mayResume(ctx context.Context, sb *sandbox) error {
-	asked := sb.row.PauseReason != PauseIdle && sb.row.PauseReason != PauseMemory
-	if sb.row.NoAutoResume || asked && ctx.Value(comingBackKey{}) != nil {
+	cut := sb.row.PauseReason != PauseIdle && sb.row.PauseReason != PauseMemory // it may have been in use, as with PauseAsked and PauseTTL
+	if sb.row.NoAutoResume || cut && ctx.Value(comingBackKey{}) != nil {
 		return pausedError(sb)
 	}
 	return nil

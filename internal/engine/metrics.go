@@ -37,7 +37,7 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		expired:    prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_expired_total", Help: "Sandboxes ended by timeout."}),
 		pauses:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warren_sandbox_pauses_total", Help: "Pauses of sandboxes by why: asked, idle or memory."}, []string{"reason"}),
 		resumes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_resumes_total", Help: "Resumes of paused sandboxes."}),
-		evictions:  prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_evictions_total", Help: "Sandboxes paused because the host's memory ran short."}),
+		evictions:  prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_sandbox_evictions_total", Help: "Sandboxes paused because the host's memory ran short, or paused ones failed because its disk did."}),
 		commits:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "warren_store_commit_seconds", Help: "Time of each commit of the store.", Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16)}),
 		changes:    prometheus.NewCounter(prometheus.CounterOpts{Name: "warren_store_changes_total", Help: "Changes committed to the store."}),
 	}

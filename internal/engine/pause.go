@@ -212,6 +212,9 @@ func (e *Engine) shift(ctx context.Context, sb *sandbox, actor, kind string, fro
 // enter makes a state durable, and then true in memory.
 func (e *Engine) enter(ctx context.Context, sb *sandbox, s State, event *store.Event) error {
 	e.mu.Lock()
+	if s == Running && sb.state() != Pausing {
+		e.renewTTL(&sb.row)
+	}
 	row := sb.row
 	e.mu.Unlock()
 	row.State = string(s)

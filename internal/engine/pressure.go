@@ -21,6 +21,8 @@ import (
 // pause can be undone, and what the host's kernel does in the worst case costs an execution and never a workspace. When its
 // disk runs short, nothing is paused, which would need disk, nothing new is made, and sandboxes that stand by go. There is nothing else to
 // drop that could be made again: mirrors hold commits that were not pushed, images may not be had again, and leftovers go at each start.
+// What costs the least then is the memory of a sandbox that has been paused for long; it is taken only where the operator has said for how
+// long, and when half of what has to stay free is gone too.
 
 // Room is what a host has of something, in bytes.
 type Room struct{ Free, Total int64 }
@@ -110,6 +112,9 @@ func (e *Engine) pressureLoop() {
 		}
 		if err := e.diskRoom(0); err != nil {
 			e.coolStandbys("")
+			if e.relieveDisk() {
+				wait = pressureSoon
+			}
 			if now := e.line.now(); warned == 0 || now-warned > int64(warnEvery) {
 				warned = now
 				e.log.Warn("no sandbox is made or paused", "error", err)
@@ -224,6 +229,87 @@ func (e *Engine) evict(sb *sandbox, room Room, low, need int64) *operation {
 		e.log.Warn("sandbox evicted", "sandbox", sb.row.ID, "why", why)
 	}
 	return op
+}
+
+// relieveDisk takes the memory image of the paused sandbox that nobody has used for the longest, if the disk is very short and the operator
+// lets it, and reports whether it did. The sandbox is failed then: its workspace is intact, its processes, and what they wrote elsewhere, are gone.
+func (e *Engine) relieveDisk() bool {
+	if e.opts.EvictPaused == 0 || e.opts.PauseDir == "" {
+		return false
+	}
+	room, err := e.opts.Host.Disk(e.opts.PauseDir)
+	low := room.low(e.opts.LowDisk, mostLowDisk)
+	if err != nil || room.Free >= low/2 {
+		return false
+	}
+	var least *sandbox
+	e.mu.Lock()
+	now := e.line.now()
+	for _, sb := range e.boxes {
+		if sb.state() != Paused || sb.op != nil || !sb.stored || sb.inUse() || sb.image == 0 || now-sb.active < int64(e.opts.EvictPaused) {
+			continue
+		}
+		if least == nil || sb.row.LastActive.Before(least.row.LastActive) {
+			least = sb
+		}
+	}
+	e.mu.Unlock()
+	if least == nil {
+		return false
+	}
+	if err := e.evictImage(least, room, low); err != nil {
+		e.log.Warn("disk is short, and a paused sandbox was not evicted", "sandbox", least.row.ID, "error", err)
+		return false
+	}
+	return true
+}
+
+// evictImage makes a paused sandbox a failed one without a memory image, if nobody has come for it. First that is on record: an image that
+// is left over by a crash goes at the next start, and a sandbox that is paused always has its own.
+func (e *Engine) evictImage(sb *sandbox, room Room, low int64) error {
+	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+	defer cancel()
+	op, err := e.hold(ctx, sb, "evict", nil)
+	if err != nil {
+		return err
+	}
+	defer func() { e.finish(sb, op, nil) }()
+	e.mu.Lock()
+	now := e.line.now()
+	unused := time.Duration(now - sb.active)
+	if sb.gone || sb.state() != Paused || sb.inUse() || unused < e.opts.EvictPaused {
+		e.mu.Unlock()
+		return nil
+	}
+	row, image := sb.row, sb.image
+	e.mu.Unlock()
+	why := fmt.Sprintf("the disk of the host ran short (%s of %s were free, less than half of the %s that have to be), and nobody had used it for %s: its memory on disk, %s, was removed",
+		size(room.Free), size(room.Total), size(low), unused.Round(time.Second), size(image))
+	row.State, row.Failure = string(Failed), &store.Failure{Reason: FailureEvicted, Message: why, Time: e.clock.Now()}
+	ev := e.event("warren", "sandbox.evicted", &row, why)
+	ev.Fields = map[string]string{"reason": "disk", "available": fmt.Sprint(room.Free), "total": fmt.Sprint(room.Total), "threshold": fmt.Sprint(low / 2),
+		"memory_image": fmt.Sprint(image), "idle_seconds": fmt.Sprint(int64(unused.Seconds()))}
+	failed := e.event("warren", "sandbox.failed", &row, reason(&row))
+	failed.Fields = map[string]string{"reason": FailureEvicted}
+	if err := e.store.Update(ctx, func(tx *store.Tx) error {
+		if err := tx.UpdateSandbox(&row); err != nil {
+			return err
+		}
+		if err := tx.AppendEvent(ev); err != nil {
+			return err
+		}
+		return tx.AppendEvent(failed)
+	}); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	e.setState(sb, Failed)
+	sb.row.Failure = row.Failure
+	e.schedule(sb)
+	e.mu.Unlock()
+	e.metrics.evictions.Inc()
+	e.log.Warn("sandbox evicted", "sandbox", row.ID, "why", why)
+	return e.dropImage(row.ID)
 }
 
 // pauseNeeds is how many bytes of disk the pause of a sandbox takes at most: its memory, and what it has written to its root.

@@ -345,13 +345,18 @@ func (e *Engine) view(sb *sandbox) *Sandbox {
 	if sb.inUse() {
 		v.LastActive = e.clock.Now()
 	}
-	switch d := e.deadline(sb); {
-	case d.pause && r.Expires != 0:
-		v.Expires = e.line.wall(r.Expires)
-	case d.at != 0 && !d.pause:
+	d := e.deadline(sb)
+	if d.pause {
+		if d = e.hardDeadline(sb); d.ttl {
+			v.Pauses = e.line.wall(d.at)
+			d.at = r.LifeEnds
+		}
+	}
+	if d.at != 0 {
 		v.Expires = e.line.wall(d.at)
 	}
 	v.IdleTimeout, v.IdleAction, v.NoAutoResume = r.Idle, e.idleAction(r), r.NoAutoResume
+	v.TTL, v.TTLAction = r.TTL, IdleAction(r.TTLAction)
 	if v.State == Paused {
 		if v.ImageSize, v.PauseReason = sb.image, r.PauseReason; v.PauseReason == "" {
 			v.PauseReason = PauseAsked
@@ -396,6 +401,9 @@ func (e *Engine) fill(ctx context.Context, views ...*Sandbox) error {
 			v.Network = v.Spec.Policy
 		}
 		v.Spec.IdleTimeout, v.Spec.IdleAction, v.Spec.NoAutoResume = v.IdleTimeout, v.IdleAction, v.NoAutoResume
+		if v.TTLAction != "" || v.TTL != 0 || v.Expires.IsZero() { // else it was made before this was kept
+			v.Spec.TTL, v.Spec.TTLAction = v.TTL, v.TTLAction
+		}
 	}
 	return nil
 }
@@ -579,16 +587,25 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 	if r.IdleAction != nil {
 		row.IdleAction = string(*r.IdleAction)
 		if err == nil {
-			err = e.checkIdleAction(*r.IdleAction, row.Driver)
+			err = e.checkAction("idle action", *r.IdleAction, row.Driver)
 		}
 	}
 	if r.AutoResume != nil {
 		row.NoAutoResume = !*r.AutoResume
 	}
 	if r.TTL != nil {
-		row.Expires = 0
+		row.TTL, row.Expires = *r.TTL, 0
 		if *r.TTL > 0 {
 			row.Expires = e.line.now() + int64(*r.TTL)
+		}
+	}
+	if r.TTLAction != nil {
+		row.TTLAction = string(*r.TTLAction)
+		if err == nil {
+			err = e.checkAction("ttl action", *r.TTLAction, row.Driver)
+		}
+		if err == nil && *r.TTLAction == IdlePause && row.TTL == 0 && row.Expires != 0 {
+			err = invalid("ttl action", string(*r.TTLAction), "how long it has after each resume is not known; give a ttl too")
 		}
 	}
 	var ws *workspace

@@ -148,8 +148,21 @@ func (e *Engine) normal(ctx context.Context, c Caller, s *Spec) error {
 	if err := checkTimeout("idle timeout", s.IdleTimeout); err != nil {
 		return err
 	}
-	if err := e.checkIdleAction(s.IdleAction, s.Driver); err != nil {
+	if err := e.checkAction("idle action", s.IdleAction, s.Driver); err != nil {
 		return err
+	}
+	if err := e.checkAction("ttl action", s.TTLAction, s.Driver); err != nil {
+		return err
+	}
+	if err := checkTimeout("max lifetime", s.MaxLifetime); err != nil {
+		return err
+	}
+	switch most := e.opts.MaxLifetime; {
+	case most == 0:
+	case s.MaxLifetime == 0:
+		s.MaxLifetime = most
+	case s.MaxLifetime > most:
+		return invalid("max lifetime", s.MaxLifetime.String(), fmt.Sprintf("this server gives no sandbox more than %s", most))
 	}
 	return checkTimeout("ttl", s.TTL)
 }

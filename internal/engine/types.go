@@ -99,6 +99,10 @@ type Spec struct {
 	Template     string     `json:"template,omitempty"`
 	IdleAction   IdleAction `json:"idle_action,omitempty"`
 	NoAutoResume bool       `json:"no_auto_resume,omitempty"`
+	// TTLAction is what TTL does; the empty one deletes.
+	TTLAction IdleAction `json:"ttl_action,omitempty"`
+	// MaxLifetime is how long after its creation it is deleted, whatever else happens.
+	MaxLifetime time.Duration `json:"max_lifetime,omitempty"`
 }
 
 // CreateRequest asks for a sandbox.
@@ -114,7 +118,10 @@ type Progress struct {
 	Done, Total   int64
 }
 
-// Failure is why a sandbox failed: "oom", "killed", "exited", "lost" or "create".
+// FailureEvicted is of a paused sandbox whose memory was removed since the disk ran short.
+const FailureEvicted = "evicted"
+
+// Failure is why a sandbox failed: "oom", "killed", "exited", "lost", "create" or [FailureEvicted].
 type Failure struct {
 	Reason  string
 	Message string
@@ -142,9 +149,11 @@ type Sandbox struct {
 	Labels      map[string]string
 	Created     time.Time
 	LastActive  time.Time
-	// Expires is when TTL or idle timeout end it, whichever is first, if nothing happens until then; zero for never. An idle
-	// timeout that pauses ends nothing.
-	Expires    time.Time
+	// Expires is when lifetime, TTL or idle timeout end it, whichever is first, if nothing happens until then; zero for never. What only
+	// pauses ends nothing.
+	Expires time.Time
+	// Pauses is when TTL pauses it, zero for never.
+	Pauses     time.Time
 	Failure    *Failure
 	Timing     []Milestone
 	Generation uint32
@@ -159,12 +168,15 @@ type Sandbox struct {
 	// forked from, if any; neither has to be there any more.
 	SnapshotID warren.SnapshotID
 	SourceID   warren.SandboxID
-	// PauseReason of a paused sandbox is PauseAsked, PauseIdle or PauseMemory.
+	// PauseReason of a paused sandbox is PauseAsked, PauseIdle, PauseTTL or PauseMemory.
 	PauseReason string
 	// What the spec said of idling, or what it was changed to.
 	IdleTimeout  time.Duration
 	IdleAction   IdleAction
 	NoAutoResume bool
+	// And of its TTL.
+	TTL       time.Duration
+	TTLAction IdleAction
 }
 
 // SnapshotKind says what a snapshot holds.
@@ -274,6 +286,7 @@ type UpdateRequest struct {
 	RemoveLabels  []string
 	IdleTimeout   *time.Duration
 	TTL           *time.Duration
+	TTLAction     *IdleAction
 	KeepWorkspace *bool
 	IdleAction    *IdleAction
 	AutoResume    *bool

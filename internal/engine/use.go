@@ -416,6 +416,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	e.mu.Lock()
 	sb.row.Generation++
 	sb.row.Failure = nil
+	e.renewTTL(&sb.row)
 	row := sb.row
 	label := sb.label()
 	e.mu.Unlock()

@@ -93,7 +93,13 @@ func specOf(p *warrenv1.SandboxSpec) (engine.Spec, error) {
 	if s.IdleTimeout, err = duration("idle_timeout", p.GetIdleTimeout()); err != nil {
 		return s, err
 	}
-	s.TTL, err = duration("ttl", p.GetTtl())
+	if s.TTL, err = duration("ttl", p.GetTtl()); err != nil {
+		return s, err
+	}
+	if s.TTLAction, err = idleActionOf(p.GetTtlAction()); err != nil {
+		return s, err
+	}
+	s.MaxLifetime, err = duration("max_lifetime", p.GetMaxLifetime())
 	return s, err
 }
 
@@ -106,7 +112,7 @@ var idleActions = map[warrenv1.IdleAction]engine.IdleAction{
 func idleActionOf(a warrenv1.IdleAction) (engine.IdleAction, error) {
 	action, ok := idleActions[a]
 	if !ok {
-		return "", invalid("idle action %d is not known; want pause or delete", a)
+		return "", invalid("action %d is not known; want pause or delete", a)
 	}
 	return action, nil
 }
@@ -136,7 +142,7 @@ func specTo(s *engine.Spec) *warrenv1.SandboxSpec {
 	p := &warrenv1.SandboxSpec{
 		Name: s.Name, Image: s.Image, WorkspaceId: s.WorkspaceID, Env: s.Env, Driver: s.Driver, Labels: s.Labels,
 		Resources:   &warrenv1.Resources{CpuMillis: s.Resources.CPUMillis, MemoryBytes: s.Resources.MemoryBytes, DiskBytes: s.Resources.DiskBytes, Pids: s.Resources.PIDs},
-		IdleTimeout: durationTo(s.IdleTimeout), Ttl: durationTo(s.TTL), KeepWorkspace: s.KeepWorkspace, DriverOptions: s.DriverOptions, Policy: s.Policy, PrivateNetwork: s.PrivateNetwork, Snapshot: s.Snapshot, Template: s.Template,
+		IdleTimeout: durationTo(s.IdleTimeout), Ttl: durationTo(s.TTL), MaxLifetime: durationTo(s.MaxLifetime), KeepWorkspace: s.KeepWorkspace, DriverOptions: s.DriverOptions, Policy: s.Policy, PrivateNetwork: s.PrivateNetwork, Snapshot: s.Snapshot, Template: s.Template,
 	}
 	if r := s.Repo; r != nil {
 		p.Repo = &warrenv1.RepoSource{Url: r.URL, Ref: r.Ref, Dirty: r.Dirty, Fetch: r.Fetch}
@@ -144,6 +150,9 @@ func specTo(s *engine.Spec) *warrenv1.SandboxSpec {
 	for wire, action := range idleActions {
 		if action == s.IdleAction {
 			p.IdleAction = wire
+		}
+		if action == s.TTLAction {
+			p.TtlAction = wire
 		}
 	}
 	if resume := !s.NoAutoResume; !resume {
@@ -166,7 +175,7 @@ func sandboxTo(s *engine.Sandbox) *warrenv1.Sandbox {
 		Id: string(s.ID), Name: s.Name, State: stateTo(s.State), Spec: specTo(&s.Spec), Image: s.Image, ImageDigest: s.ImageDigest,
 		WorkspaceId: string(s.WorkspaceID), Driver: s.Driver,
 		Resources: &warrenv1.Resources{CpuMillis: s.Limits.CPUMillis, MemoryBytes: s.Limits.Memory, DiskBytes: s.Limits.Disk, Pids: s.Limits.PIDs},
-		Created:   timeTo(s.Created), LastActive: timeTo(s.LastActive), Expires: timeTo(s.Expires),
+		Created:   timeTo(s.Created), LastActive: timeTo(s.LastActive), Expires: timeTo(s.Expires), Pauses: timeTo(s.Pauses),
 		Generation: s.Generation, Owner: s.Owner, Isolation: s.Isolation, Network: s.Network, PrivateNetwork: s.PrivateNetwork, MemoryImageBytes: s.ImageSize,
 		SnapshotId: string(s.SnapshotID), SourceId: string(s.SourceID),
 		PauseReason: s.PauseReason,

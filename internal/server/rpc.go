@@ -291,6 +291,13 @@ func (h sandboxService) UpdateSandbox(ctx context.Context, req *connect.Request[
 		}
 		r.IdleAction = &action
 	}
+	if m.GetTtlAction() != warrenv1.IdleAction_IDLE_ACTION_UNSPECIFIED {
+		action, err := idleActionOf(m.GetTtlAction())
+		if err != nil {
+			return nil, err
+		}
+		r.TTLAction = &action
+	}
 	var err error
 	if r.IdleTimeout, err = optionalDuration("idle_timeout", m.GetIdleTimeout()); err != nil {
 		return nil, err

@@ -38,7 +38,9 @@ type Sandbox struct {
 	Created    time.Time
 	LastActive time.Time
 	// Expires is on the engine's own time line, 0 for never; see package engine.
-	Expires       int64
+	Expires int64
+	// LifeEnds is when its longest life is over, on the same time line.
+	LifeEnds      int64
 	Idle          time.Duration
 	Restart       string
 	DropWorkspace bool
@@ -49,6 +51,9 @@ type Sandbox struct {
 	IdleAction   string
 	NoAutoResume bool
 	PauseReason  string
+	// TTL is how long it has from a resume on when TTLAction is to pause; "" is to delete.
+	TTL       time.Duration
+	TTLAction string
 	// Network is the private network of the owner's that it is in, "" for none.
 	Network string
 	// ForkID is what the children of a fork have in common of which only all or none are wanted, until [Tx.CompleteFork] clears it, and "" after that
@@ -221,12 +226,13 @@ func jsonOrNull(v any, empty bool) any {
 func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
 	r, err := t.exec(`INSERT INTO sandboxes (num, id, name, owner, state, generation, driver, image, image_digest, workspace_id,
 		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, labels, failure, spec, snapshot_id, source_id,
-		idle_action, no_auto_resume, pause_reason, network, fork_id)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+		idle_action, no_auto_resume, pause_reason, network, fork_id, ttl, ttl_action, life_ends)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		number(sb.Num), string(sb.ID), null(sb.Name), sb.Owner, sb.State, int64(sb.Generation), sb.Driver, sb.Image, sb.ImageDigest, string(sb.WorkspaceID),
 		int64(sb.CPUMillis), sb.Memory, sb.Disk, int64(sb.PIDs), unix(sb.Created), unix(sb.LastActive), sb.Expires, int64(sb.Idle),
 		sb.Restart, sb.DropWorkspace, sb.AccessToken, jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), string(spec),
-		null(string(sb.SnapshotID)), null(string(sb.SourceID)), sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network, sb.ForkID)
+		null(string(sb.SnapshotID)), null(string(sb.SourceID)), sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network, sb.ForkID,
+		int64(sb.TTL), sb.TTLAction, sb.LifeEnds)
 	if err != nil {
 		return err
 	}
@@ -237,10 +243,10 @@ func (t *Tx) InsertSandbox(sb *Sandbox, spec json.RawMessage) error {
 // UpdateSandbox writes what can change of a sandbox, but for its name.
 func (t *Tx) UpdateSandbox(sb *Sandbox) error {
 	r, err := t.exec(`UPDATE sandboxes SET state=?, generation=?, last_active=?, expires=?, idle=?, drop_workspace=?, labels=?, failure=?, image_digest=?, access_token=?, snapshot_id=?,
-		idle_action=?, no_auto_resume=?, pause_reason=?, network=? WHERE id=?`,
+		idle_action=?, no_auto_resume=?, pause_reason=?, network=?, ttl=?, ttl_action=?, life_ends=? WHERE id=?`,
 		sb.State, int64(sb.Generation), unix(sb.LastActive), sb.Expires, int64(sb.Idle), sb.DropWorkspace,
 		jsonOrNull(sb.Labels, len(sb.Labels) == 0), jsonOrNull(sb.Failure, sb.Failure == nil), sb.ImageDigest, sb.AccessToken, null(string(sb.SnapshotID)),
-		sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network, string(sb.ID))
+		sb.IdleAction, sb.NoAutoResume, sb.PauseReason, sb.Network, int64(sb.TTL), sb.TTLAction, sb.LifeEnds, string(sb.ID))
 	return one(r, err, "sandbox", sb.ID)
 }
 
@@ -396,7 +402,7 @@ func (s *Store) readError(err error) error {
 func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 	rows, err := s.reader.QueryContext(ctx, `SELECT num, id, coalesce(name,''), owner, state, generation, driver, image, image_digest, workspace_id,
 		cpu_millis, memory, disk, pids, created, last_active, expires, idle, restart, drop_workspace, access_token, coalesce(labels,''), coalesce(failure,''),
-		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason, coalesce(previews,''), network, fork_id
+		coalesce(snapshot_id,''), coalesce(source_id,''), idle_action, no_auto_resume, pause_reason, coalesce(previews,''), network, fork_id, ttl, ttl_action, life_ends
 		FROM sandboxes ORDER BY num`)
 	if err != nil {
 		return nil, s.readError(err)
@@ -406,17 +412,18 @@ func (s *Store) Sandboxes(ctx context.Context) ([]*Sandbox, error) {
 	for rows.Next() {
 		sb := &Sandbox{}
 		var id, ws, labels, failure, previews string
-		var created, active, idle int64
+		var created, active, idle, ttl int64
 		if err := rows.Scan(&sb.Num, &id, &sb.Name, &sb.Owner, &sb.State, &sb.Generation, &sb.Driver, &sb.Image, &sb.ImageDigest, &ws,
 			&sb.CPUMillis, &sb.Memory, &sb.Disk, &sb.PIDs, &created, &active, &sb.Expires, &idle, &sb.Restart, &sb.DropWorkspace, &sb.AccessToken, &labels, &failure,
-			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason, &previews, &sb.Network, &sb.ForkID); err != nil {
+			&sb.SnapshotID, &sb.SourceID, &sb.IdleAction, &sb.NoAutoResume, &sb.PauseReason, &previews, &sb.Network, &sb.ForkID,
+			&ttl, &sb.TTLAction, &sb.LifeEnds); err != nil {
 			if id == "" {
 				return nil, s.readError(err)
 			}
 			sb.Damaged = err.Error()
 		}
 		sb.ID, sb.WorkspaceID = warren.SandboxID(id), warren.WorkspaceID(ws)
-		sb.Created, sb.LastActive, sb.Idle = fromUnix(created), fromUnix(active), time.Duration(idle)
+		sb.Created, sb.LastActive, sb.Idle, sb.TTL = fromUnix(created), fromUnix(active), time.Duration(idle), time.Duration(ttl)
 		if labels != "" {
 			if err := json.Unmarshal([]byte(labels), &sb.Labels); err != nil {
 				sb.Damaged = "labels: " + err.Error()

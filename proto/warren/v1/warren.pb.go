@@ -565,7 +565,7 @@ type SandboxSpec struct {
 	Labels      map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Paused or removed, as idle_action says, when it has been idle for this long, if set.
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
-	// Removed this long after its creation, if set.
+	// Removed, or paused, as ttl_action says, this long after its creation, if set.
 	Ttl *durationpb.Duration `protobuf:"bytes,12,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Keep a workspace that was made for this sandbox when the sandbox is deleted or expires.
 	KeepWorkspace bool `protobuf:"varint,13,opt,name=keep_workspace,json=keepWorkspace,proto3" json:"keep_workspace,omitempty"`
@@ -585,7 +585,12 @@ type SandboxSpec struct {
 	// What idle_timeout does.
 	IdleAction IdleAction `protobuf:"varint,60,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
 	// Whether a call resumes the sandbox when it is paused; true when it is not set.
-	AutoResume    *bool `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
+	AutoResume *bool `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
+	// What ttl does, in use or not. Unspecified deletes. What pauses begins anew when the sandbox is resumed.
+	TtlAction IdleAction `protobuf:"varint,62,opt,name=ttl_action,json=ttlAction,proto3,enum=warren.v1.IdleAction" json:"ttl_action,omitempty"`
+	// Removed this long after its creation, paused or not; nothing puts it off. Unset means as long as the server allows, which is for ever
+	// unless it was told otherwise (max_lifetime).
+	MaxLifetime   *durationpb.Duration `protobuf:"bytes,63,opt,name=max_lifetime,json=maxLifetime,proto3" json:"max_lifetime,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -760,9 +765,24 @@ func (x *SandboxSpec) GetAutoResume() bool {
 	return false
 }
 
+func (x *SandboxSpec) GetTtlAction() IdleAction {
+	if x != nil {
+		return x.TtlAction
+	}
+	return IdleAction_IDLE_ACTION_UNSPECIFIED
+}
+
+func (x *SandboxSpec) GetMaxLifetime() *durationpb.Duration {
+	if x != nil {
+		return x.MaxLifetime
+	}
+	return nil
+}
+
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "oom", "killed", "exited", "lost" or "create".
+	// "oom", "killed", "exited", "lost", "create", or "evicted": the disk of the host ran short while it was paused, and its memory
+	// was removed.
 	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
@@ -895,9 +915,10 @@ type Sandbox struct {
 	Resources   *Resources             `protobuf:"bytes,9,opt,name=resources,proto3" json:"resources,omitempty"`
 	Created     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=created,proto3" json:"created,omitempty"`
 	LastActive  *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_active,json=lastActive,proto3" json:"last_active,omitempty"`
-	Expires     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=expires,proto3" json:"expires,omitempty"`
-	Failure     *Failure               `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`
-	Timing      []*Milestone           `protobuf:"bytes,14,rep,name=timing,proto3" json:"timing,omitempty"`
+	// When lifetime, TTL or idle timeout remove it, if nothing happens until then.
+	Expires *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=expires,proto3" json:"expires,omitempty"`
+	Failure *Failure               `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`
+	Timing  []*Milestone           `protobuf:"bytes,14,rep,name=timing,proto3" json:"timing,omitempty"`
 	// How many executions this sandbox has had; 1 is the first.
 	Generation uint32 `protobuf:"varint,15,opt,name=generation,proto3" json:"generation,omitempty"`
 	Owner      string `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -913,8 +934,10 @@ type Sandbox struct {
 	// be gone.
 	SnapshotId string `protobuf:"bytes,40,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
 	SourceId   string `protobuf:"bytes,41,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
-	// Of a paused sandbox: "asked" by a call, "idle", or "memory" of the host that ran short.
-	PauseReason   string `protobuf:"bytes,60,opt,name=pause_reason,json=pauseReason,proto3" json:"pause_reason,omitempty"`
+	// Of a paused sandbox: "asked" by a call, "idle", "ttl" that was over, or "memory" of the host that ran short.
+	PauseReason string `protobuf:"bytes,60,opt,name=pause_reason,json=pauseReason,proto3" json:"pause_reason,omitempty"`
+	// When its TTL pauses it.
+	Pauses        *timestamppb.Timestamp `protobuf:"bytes,61,opt,name=pauses,proto3" json:"pauses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1108,6 +1131,13 @@ func (x *Sandbox) GetPauseReason() string {
 		return x.PauseReason
 	}
 	return ""
+}
+
+func (x *Sandbox) GetPauses() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Pauses
+	}
+	return nil
 }
 
 type Progress struct {
@@ -1531,13 +1561,14 @@ type UpdateSandboxRequest struct {
 	Name         *string                `protobuf:"bytes,2,opt,name=name,proto3,oneof" json:"name,omitempty"`
 	SetLabels    map[string]string      `protobuf:"bytes,3,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	RemoveLabels []string               `protobuf:"bytes,4,rep,name=remove_labels,json=removeLabels,proto3" json:"remove_labels,omitempty"`
-	// From now on; zero removes the limit.
+	// From now on; zero removes the limit. The longest lifetime cannot be changed.
 	IdleTimeout   *durationpb.Duration `protobuf:"bytes,5,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	Ttl           *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	KeepWorkspace *bool                `protobuf:"varint,7,opt,name=keep_workspace,json=keepWorkspace,proto3,oneof" json:"keep_workspace,omitempty"`
 	// Unspecified leaves it as it is.
 	IdleAction IdleAction `protobuf:"varint,60,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
 	AutoResume *bool      `protobuf:"varint,61,opt,name=auto_resume,json=autoResume,proto3,oneof" json:"auto_resume,omitempty"`
+	TtlAction  IdleAction `protobuf:"varint,62,opt,name=ttl_action,json=ttlAction,proto3,enum=warren.v1.IdleAction" json:"ttl_action,omitempty"`
 	// The private network to be in from now on; "" or "none" for none. Connections to those that it is not together with any more have ended
 	// when this returns.
 	PrivateNetwork *string `protobuf:"bytes,80,opt,name=private_network,json=privateNetwork,proto3,oneof" json:"private_network,omitempty"`
@@ -1636,6 +1667,13 @@ func (x *UpdateSandboxRequest) GetAutoResume() bool {
 		return *x.AutoResume
 	}
 	return false
+}
+
+func (x *UpdateSandboxRequest) GetTtlAction() IdleAction {
+	if x != nil {
+		return x.TtlAction
+	}
+	return IdleAction_IDLE_ACTION_UNSPECIFIED
 }
 
 func (x *UpdateSandboxRequest) GetPrivateNetwork() string {
@@ -8474,7 +8512,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x14\n" +
 	"\x05dirty\x18\x03 \x01(\bR\x05dirty\x12\x14\n" +
-	"\x05fetch\x18\x04 \x01(\bR\x05fetch\"\x9e\b\n" +
+	"\x05fetch\x18\x04 \x01(\bR\x05fetch\"\x92\t\n" +
 	"\vSandboxSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12)\n" +
@@ -8498,7 +8536,10 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\vidle_action\x18< \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
 	"idleAction\x12$\n" +
 	"\vauto_resume\x18= \x01(\bH\x00R\n" +
-	"autoResume\x88\x01\x01\x1a6\n" +
+	"autoResume\x88\x01\x01\x124\n" +
+	"\n" +
+	"ttl_action\x18> \x01(\x0e2\x15.warren.v1.IdleActionR\tttlAction\x12<\n" +
+	"\fmax_lifetime\x18? \x01(\v2\x19.google.protobuf.DurationR\vmaxLifetime\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -8516,7 +8557,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\tMilestone\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xdb\x06\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\x8f\a\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -8545,7 +8586,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\vsnapshot_id\x18( \x01(\tR\n" +
 	"snapshotId\x12\x1b\n" +
 	"\tsource_id\x18) \x01(\tR\bsourceId\x12!\n" +
-	"\fpause_reason\x18< \x01(\tR\vpauseReason\"b\n" +
+	"\fpause_reason\x18< \x01(\tR\vpauseReason\x122\n" +
+	"\x06pauses\x18= \x01(\v2\x1a.google.protobuf.TimestampR\x06pauses\"b\n" +
 	"\bProgress\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
@@ -8573,7 +8615,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"q\n" +
 	"\x15ListSandboxesResponse\x120\n" +
 	"\tsandboxes\x18\x01 \x03(\v2\x12.warren.v1.SandboxR\tsandboxes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xd4\x04\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8a\x05\n" +
 	"\x14UpdateSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x88\x01\x01\x12M\n" +
@@ -8586,7 +8628,9 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\vidle_action\x18< \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
 	"idleAction\x12$\n" +
 	"\vauto_resume\x18= \x01(\bH\x02R\n" +
-	"autoResume\x88\x01\x01\x12,\n" +
+	"autoResume\x88\x01\x01\x124\n" +
+	"\n" +
+	"ttl_action\x18> \x01(\x0e2\x15.warren.v1.IdleActionR\tttlAction\x12,\n" +
 	"\x0fprivate_network\x18P \x01(\tH\x03R\x0eprivateNetwork\x88\x01\x01\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -9314,215 +9358,219 @@ var file_warren_v1_warren_proto_depIdxs = []int32{
 	144, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
 	136, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
-	145, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	144, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	144, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
-	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
-	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
-	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	145, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	145, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	145, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
-	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
-	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
-	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
-	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	137, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
-	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
-	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	138, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	144, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
-	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
-	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	139, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	140, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	144, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
-	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
-	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
-	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	144, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
-	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
-	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
-	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
-	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
-	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	145, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	144, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
-	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
-	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
-	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
-	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	144, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	145, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	145, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	144, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
-	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
-	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
-	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	144, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	145, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	65,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	144, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
-	59,  // 67: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
-	145, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
-	65,  // 69: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
-	63,  // 70: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
-	145, // 71: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	141, // 72: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	145, // 73: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	7,   // 74: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	12,  // 75: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	66,  // 76: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	66,  // 77: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	66,  // 78: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	66,  // 79: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	145, // 80: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	12,  // 81: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	85,  // 82: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	85,  // 83: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	145, // 84: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	142, // 85: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	12,  // 86: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	92,  // 87: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	92,  // 88: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	12,  // 89: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	92,  // 90: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	92,  // 91: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	92,  // 92: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	143, // 93: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	144, // 94: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	145, // 95: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	145, // 96: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	145, // 97: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	111, // 98: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	145, // 99: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
-	145, // 100: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
-	117, // 101: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
-	117, // 102: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
-	116, // 103: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	116, // 104: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	129, // 105: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	132, // 106: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
-	132, // 107: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 108: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 109: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 110: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 111: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 112: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 113: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 114: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 115: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 116: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 117: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 118: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 119: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	60,  // 120: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	62,  // 121: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	57,  // 122: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
-	36,  // 123: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 124: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 125: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 126: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 127: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 128: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 129: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 130: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	67,  // 131: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	69,  // 132: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	71,  // 133: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	73,  // 134: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	75,  // 135: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	77,  // 136: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	79,  // 137: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	81,  // 138: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	83,  // 139: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	86,  // 140: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	88,  // 141: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	90,  // 142: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	93,  // 143: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	95,  // 144: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	97,  // 145: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	99,  // 146: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	101, // 147: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	103, // 148: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	124, // 149: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	126, // 150: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	128, // 151: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	131, // 152: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	118, // 153: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	120, // 154: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	122, // 155: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	105, // 156: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	107, // 157: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	109, // 158: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	112, // 159: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	114, // 160: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 161: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 162: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 163: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 164: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 165: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 166: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 167: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 168: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 169: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 170: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 171: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 172: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	61,  // 173: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	64,  // 174: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	58,  // 175: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
-	37,  // 176: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 177: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 178: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 179: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 180: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 181: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 182: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 183: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	68,  // 184: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	70,  // 185: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	72,  // 186: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	74,  // 187: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	76,  // 188: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	78,  // 189: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	80,  // 190: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	82,  // 191: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	84,  // 192: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	87,  // 193: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	89,  // 194: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	91,  // 195: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	94,  // 196: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	96,  // 197: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	98,  // 198: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	100, // 199: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	102, // 200: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	104, // 201: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	125, // 202: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	127, // 203: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	130, // 204: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	133, // 205: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	119, // 206: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	121, // 207: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	123, // 208: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	106, // 209: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	108, // 210: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	110, // 211: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	113, // 212: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	115, // 213: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	161, // [161:214] is the sub-list for method output_type
-	108, // [108:161] is the sub-list for method input_type
-	108, // [108:108] is the sub-list for extension type_name
-	108, // [108:108] is the sub-list for extension extendee
-	0,   // [0:108] is the sub-list for field type_name
+	1,   // 10: warren.v1.SandboxSpec.ttl_action:type_name -> warren.v1.IdleAction
+	144, // 11: warren.v1.SandboxSpec.max_lifetime:type_name -> google.protobuf.Duration
+	145, // 12: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	144, // 13: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	144, // 14: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	0,   // 15: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
+	8,   // 16: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
+	5,   // 17: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
+	145, // 18: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	145, // 19: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	145, // 20: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	9,   // 21: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
+	10,  // 22: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
+	145, // 23: warren.v1.Sandbox.pauses:type_name -> google.protobuf.Timestamp
+	8,   // 24: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
+	12,  // 25: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
+	11,  // 26: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 27: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	137, // 28: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	0,   // 29: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
+	11,  // 30: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
+	138, // 31: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	144, // 32: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 33: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	1,   // 34: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
+	1,   // 35: warren.v1.UpdateSandboxRequest.ttl_action:type_name -> warren.v1.IdleAction
+	11,  // 36: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 37: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 38: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	11,  // 39: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	139, // 40: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	140, // 41: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	144, // 42: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	144, // 43: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	12,  // 44: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
+	31,  // 45: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
+	32,  // 46: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
+	144, // 47: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	3,   // 48: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
+	11,  // 49: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
+	4,   // 50: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
+	11,  // 51: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	3,   // 52: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
+	5,   // 53: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
+	145, // 54: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	144, // 55: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	12,  // 56: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
+	35,  // 57: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
+	35,  // 58: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
+	35,  // 59: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
+	144, // 60: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	145, // 61: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	145, // 62: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	144, // 63: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	44,  // 64: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
+	44,  // 65: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
+	44,  // 66: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
+	144, // 67: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	145, // 68: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 69: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	144, // 70: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	59,  // 71: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
+	145, // 72: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	65,  // 73: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
+	63,  // 74: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
+	145, // 75: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	141, // 76: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	145, // 77: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	7,   // 78: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	12,  // 79: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	66,  // 80: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	66,  // 81: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	66,  // 82: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	66,  // 83: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	145, // 84: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	12,  // 85: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	85,  // 86: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	85,  // 87: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	145, // 88: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	142, // 89: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	12,  // 90: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	92,  // 91: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	92,  // 92: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	12,  // 93: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	92,  // 94: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	92,  // 95: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	92,  // 96: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	143, // 97: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	144, // 98: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	145, // 99: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	145, // 100: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	145, // 101: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	111, // 102: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	145, // 103: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	145, // 104: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	117, // 105: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	117, // 106: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	116, // 107: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	116, // 108: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	129, // 109: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	132, // 110: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
+	132, // 111: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 112: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 113: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 114: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 115: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 116: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 117: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 118: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 119: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 120: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 121: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 122: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 123: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	60,  // 124: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	62,  // 125: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	57,  // 126: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
+	36,  // 127: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 128: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 129: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 130: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 131: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 132: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 133: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 134: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	67,  // 135: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	69,  // 136: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	71,  // 137: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	73,  // 138: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	75,  // 139: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	77,  // 140: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	79,  // 141: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	81,  // 142: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	83,  // 143: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	86,  // 144: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	88,  // 145: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	90,  // 146: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	93,  // 147: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	95,  // 148: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	97,  // 149: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	99,  // 150: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	101, // 151: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	103, // 152: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	124, // 153: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	126, // 154: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	128, // 155: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	131, // 156: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	118, // 157: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	120, // 158: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	122, // 159: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	105, // 160: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	107, // 161: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	109, // 162: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	112, // 163: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	114, // 164: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 165: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 166: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 167: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 168: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 169: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 170: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 171: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 172: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 173: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 174: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 175: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 176: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 177: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	64,  // 178: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 179: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 180: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 181: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 182: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 183: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 184: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 185: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 186: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 187: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	68,  // 188: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	70,  // 189: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	72,  // 190: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	74,  // 191: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	76,  // 192: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	78,  // 193: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	80,  // 194: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	82,  // 195: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	84,  // 196: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	87,  // 197: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	89,  // 198: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	91,  // 199: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	94,  // 200: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	96,  // 201: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	98,  // 202: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	100, // 203: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	102, // 204: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	104, // 205: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	125, // 206: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	127, // 207: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	130, // 208: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	133, // 209: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	119, // 210: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	121, // 211: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	123, // 212: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	106, // 213: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	108, // 214: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	110, // 215: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	113, // 216: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	115, // 217: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	165, // [165:218] is the sub-list for method output_type
+	112, // [112:165] is the sub-list for method input_type
+	112, // [112:112] is the sub-list for extension type_name
+	112, // [112:112] is the sub-list for extension extendee
+	0,   // [0:112] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }

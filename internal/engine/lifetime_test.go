@@ -1,0 +1,244 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+)
+
+// TestTTLPauses pauses at the end of the TTL what is in use, and gives it its time anew with each resume.
+func TestTTLPauses(t *testing.T) {
+	l := newLab(t, nil)
+	ctx := t.Context()
+	sb := l.create(alice, Spec{Name: "box", TTL: 2 * time.Minute, TTLAction: IdlePause, IdleTimeout: time.Hour, MaxLifetime: 30 * time.Minute})
+	if left := sb.Pauses.Sub(sb.Created); left != 2*time.Minute || sb.Spec.TTLAction != IdlePause {
+		t.Errorf("it pauses after %s, %q", left, sb.Spec.TTLAction)
+	}
+	if left := sb.Expires.Sub(sb.Created); left != 30*time.Minute {
+		t.Errorf("it expires after %s", left)
+	}
+	_, use, err := l.Hold(ctx, alice, "box")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.pass(119*time.Second, 1)
+	l.runs(sb.ID, "before the end of its time")
+	l.pass(2*time.Second, 1)
+	l.paused(sb.ID)
+	use.End()
+	got, err := l.Get(ctx, alice, "box")
+	if err != nil || got.PauseReason != PauseTTL || !got.Pauses.IsZero() || !got.Expires.Equal(sb.Expires) {
+		t.Errorf("paused: %+v, %v", got, err)
+	}
+	// Its clients, which were cut off, do not undo that; others do.
+	if _, _, err := l.Hold(ComingBack(ctx), alice, "box"); !errors.Is(err, warren.ErrState) {
+		t.Errorf("coming back: %v", err)
+	}
+	l.stop()
+	l.start()
+	_, use, err = l.Hold(ctx, alice, "box")
+	if err != nil {
+		t.Fatal(err)
+	}
+	use.End()
+	if got, err = l.Get(ctx, alice, "box"); err != nil || got.Pauses.IsZero() || got.Pauses.Sub(l.clock.Now()) > 2*time.Minute || got.Pauses.Sub(l.clock.Now()) < 119*time.Second {
+		t.Errorf("resumed: it pauses at %v (now %v), %v", got.Pauses, l.clock.Now(), err)
+	}
+	l.pass(121*time.Second, 0)
+	l.paused(sb.ID)
+	// A restart of what is paused does as well.
+	if _, err := l.Restart(ctx, alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	l.pass(time.Minute, 0)
+	l.runs(sb.ID, "a minute after its restart")
+	l.pass(time.Minute+time.Second, 0)
+	l.paused(sb.ID)
+	// A longer life than the longest is not to be had, and what is paused ends as well.
+	day := 24 * time.Hour
+	if _, err := l.Update(ctx, alice, UpdateRequest{ID: "box", TTL: &day}); err != nil {
+		t.Fatal(err)
+	}
+	l.pass(25*time.Minute, 0)
+	eventually(t, "its life is over", func() bool {
+		l.clock.advance(time.Second)
+		_, err := l.Get(ctx, alice, "box")
+		return errors.Is(err, warren.ErrNotFound)
+	})
+	why := ""
+	l.Watch(ctx, operator, WatchRequest{NoFollow: true}, func(e *Event) error {
+		if e.Action == "sandbox.expire" {
+			why = e.Message
+		}
+		return nil
+	})
+	if why != "its longest lifetime is over" {
+		t.Errorf("on record: %q", why)
+	}
+	l.empty()
+}
+
+func TestTTLAction(t *testing.T) {
+	l := newLab(t, nil)
+	ctx := t.Context()
+	if _, err := l.Create(ctx, alice, CreateRequest{Spec: Spec{TTLAction: "sleep"}}, nil); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), `ttl action "sleep": want pause or delete`) {
+		t.Errorf("unknown: %v", err)
+	}
+	l.create(alice, Spec{Name: "box", TTL: time.Minute})
+	pause, remove, ttl := IdlePause, IdleDelete, 3*time.Minute
+	if sb, err := l.Update(ctx, alice, UpdateRequest{ID: "box", TTLAction: &pause}); err != nil || sb.Pauses.IsZero() || !sb.Expires.IsZero() || sb.Spec.TTL != time.Minute {
+		t.Errorf("%+v, %v", sb, err)
+	}
+	if sb, err := l.Update(ctx, alice, UpdateRequest{ID: "box", TTL: &ttl}); err != nil || sb.Pauses.Sub(l.clock.Now()) != ttl || sb.Spec.TTL != ttl {
+		t.Errorf("%+v, %v", sb, err)
+	}
+	kids, err := l.Fork(ctx, alice, ForkRequest{ID: "box", Count: 1}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k := kids.Children[0].Sandbox; k == nil || k.Spec.TTLAction != IdlePause || k.Spec.TTL != ttl || k.Pauses.IsZero() {
+		t.Errorf("a fork: %+v", k)
+	}
+	// One that was paused by hand has the rest of its time, and goes when it is to be deleted then.
+	l.pauseNow(l.mustID("box"))
+	l.pass(4*time.Minute, 0)
+	if s := l.state(l.mustID("box")); s != Paused {
+		t.Fatalf("paused by hand it is %s after its time", s)
+	}
+	if _, err := l.Update(ctx, alice, UpdateRequest{ID: "box", TTLAction: &remove}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is removed", func() bool {
+		l.clock.advance(time.Second)
+		_, err := l.Get(ctx, alice, "box")
+		return errors.Is(err, warren.ErrNotFound)
+	})
+}
+
+func (l *lab) mustID(name string) warren.SandboxID {
+	l.t.Helper()
+	sb, err := l.Get(context.Background(), operator, name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return sb.ID
+}
+
+// TestTTLPauseFails tries again, and neither loses what it cannot pause nor stops it all the time.
+func TestTTLPauseFails(t *testing.T) {
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	l := newLab(t, func(o *Options) { o.Host = h })
+	sb := l.create(alice, Spec{Name: "box", TTL: time.Minute, TTLAction: IdlePause})
+	h.set(8<<30, 1<<30+100<<10)
+	failures := func() (n int) {
+		l.Watch(t.Context(), operator, WatchRequest{NoFollow: true}, func(e *Event) error {
+			if e.Action == "sandbox.pause_failed" {
+				n++
+			}
+			return nil
+		})
+		return n
+	}
+	l.pass(90*time.Second, 0)
+	eventually(t, "the pause has failed", func() bool {
+		l.clock.advance(10 * time.Millisecond)
+		return failures() == 1 && l.state(sb.ID) == Running
+	})
+	h.set(8<<30, 50<<30)
+	l.pass(20*time.Second, 0)
+	l.runs(sb.ID, "soon after it could not be paused")
+	l.pass(time.Minute, 0)
+	l.paused(sb.ID)
+}
+
+func TestMaxLifetime(t *testing.T) {
+	l := newLab(t, func(o *Options) { o.MaxLifetime = time.Hour })
+	ctx := t.Context()
+	if _, err := l.Create(ctx, alice, CreateRequest{Spec: Spec{MaxLifetime: 2 * time.Hour}}, nil); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "2h0m0s") || !strings.Contains(err.Error(), "no sandbox more than 1h0m0s") {
+		t.Errorf("more than the server's: %v", err)
+	}
+	if _, err := l.Create(ctx, alice, CreateRequest{Spec: Spec{MaxLifetime: time.Millisecond}}, nil); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "max lifetime") {
+		t.Errorf("too short: %v", err)
+	}
+	sb := l.create(alice, Spec{TTL: 10 * time.Hour})
+	short := l.create(alice, Spec{MaxLifetime: 10 * time.Minute})
+	if sb.Expires.Sub(sb.Created) != time.Hour || short.Expires.Sub(short.Created) != 10*time.Minute {
+		t.Errorf("they expire after %s and %s", sb.Expires.Sub(sb.Created), short.Expires.Sub(short.Created))
+	}
+	l.pauseNow(sb.ID)
+	l.clock.advance(61 * time.Minute)
+	eventually(t, "both are gone", func() bool {
+		l.clock.advance(time.Second)
+		all, _, err := l.List(ctx, operator, ListRequest{})
+		return err == nil && len(all) == 0
+	})
+	l.empty()
+}
+
+// TestEvictPaused takes the memory of what was paused for the longest when the disk is very short and the operator lets it, one at a time.
+func TestEvictPaused(t *testing.T) {
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	l := newLab(t, func(o *Options) { o.Host, o.EvictPaused = h, time.Hour })
+	ctx := t.Context()
+	old := l.create(alice, Spec{Name: "old"})
+	l.pauseNow(old.ID)
+	l.clock.advance(30 * time.Minute)
+	again := l.create(alice, Spec{Name: "again", Restart: RestartOnFailure})
+	l.pauseNow(again.ID)
+	runs := l.create(alice, Spec{Name: "runs"})
+	l.clock.advance(40 * time.Minute)
+	h.set(8<<30, 800<<20) // short, but not very
+	l.pass(20*time.Second, 0)
+	if s := l.state(old.ID); s != Paused || len(l.evicted()) != 0 {
+		t.Fatalf("with most of what is to be free it is %s", s)
+	}
+	h.set(8<<30, 400<<20)
+	eventually(t, "the one that was paused longest loses its memory", func() bool { l.clock.advance(time.Second); return l.state(old.ID) == Failed })
+	l.pass(20*time.Second, 0)
+	if s := l.state(again.ID); s != Paused {
+		t.Fatalf("what was used 40 minutes ago is %s", s)
+	}
+	l.runs(runs.ID, "with a full disk")
+	got, err := l.Get(ctx, alice, "old")
+	if err != nil || got.Failure == nil || got.Failure.Reason != FailureEvicted || !strings.Contains(got.Failure.Message, "400 MiB of 100 GiB were free") || got.ImageSize != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := os.Stat(l.imageDir(old.ID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its memory: %v", err)
+	}
+	events := l.evicted()
+	if len(events) != 1 || events[0].SandboxID != old.ID || events[0].Fields["reason"] != "disk" || events[0].Fields["available"] != "419430400" {
+		t.Errorf("events: %+v", events)
+	}
+	if _, _, err := l.Hold(ctx, alice, "old"); !errors.Is(err, warren.ErrState) || !strings.Contains(err.Error(), "evicted: the disk of the host ran short") || !strings.Contains(err.Error(), "warren restart old") {
+		t.Errorf("its next use: %v", err)
+	}
+	l.clock.advance(30 * time.Minute)
+	eventually(t, "the other follows when its time has come", func() bool { l.clock.advance(time.Second); return l.state(again.ID) == Failed })
+	h.set(8<<30, 50<<30)
+	l.stop()
+	l.start()
+	if s := l.state(old.ID); s != Failed {
+		t.Errorf("after a restart of the server it is %s", s)
+	}
+	// Both go on, from their workspaces.
+	if _, use, err := l.Hold(ctx, alice, "again"); err != nil {
+		t.Errorf("started again at its next use: %v", err)
+	} else {
+		use.End()
+	}
+	if _, err := l.Restart(ctx, alice, "old"); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"old", "again", "runs"} {
+		l.delete(alice, name)
+	}
+	l.empty()
+}
