@@ -60,14 +60,14 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.driverOptions, "driver-option", nil, "option of the driver, as K=V")
 	flags.StringVar(&f.policy, "policy", "", `what the sandbox may reach: a policy, see warren policy, or "none" for no network`)
 	flags.StringVar(&f.network, "network", "", `private network: your sandboxes in it reach each other as NAME.NETWORK.internal; "none" for none`)
-	flags.StringVar(&f.restart, "restart", "", `"never", or "on-failure": a failed sandbox starts afresh at the next command`)
+	choiceVar(flags, &f.restart, "restart", `"never", or "on-failure": a failed sandbox starts afresh at the next command`, "never", "on-failure")
 	flags.DurationVar(&f.idleTimeout, "idle-timeout", 0, "pause the sandbox when it has been idle for this long, such as 30m")
 	flags.DurationVar(&f.idle, "idle", 0, "short for --idle-timeout; alone it means 1m")
 	flags.Lookup("idle").NoOptDefVal = "1m"
-	flags.StringVar(&f.idleAction, "idle-action", "", `what the idle timeout does: "pause" (the default where the driver can) or "delete"`)
+	choiceVar(flags, &f.idleAction, "idle-action", `what the idle timeout does: "pause" (the default where the driver can) or "delete"`, "pause", "delete")
 	flags.BoolVar(&f.autoResume, "auto-resume", true, "let the next call resume the sandbox when it is paused")
 	flags.DurationVar(&f.ttl, "ttl", 0, "remove the sandbox this long after its creation, such as 12h")
-	flags.StringVar(&f.ttlAction, "ttl-action", "", `what --ttl does: "delete" (the default), or "pause"; a resume begins it anew`)
+	choiceVar(flags, &f.ttlAction, "ttl-action", `what --ttl does: "delete" (the default), or "pause"; a resume begins it anew`, "pause", "delete")
 	flags.DurationVar(&f.maxLifetime, "max-lifetime", 0, "remove the sandbox this long after its creation, paused or not; cannot be changed")
 }
 

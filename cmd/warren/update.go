@@ -71,10 +71,10 @@ func updateCommand(a *app) *cobra.Command {
 	flags.StringArrayVarP(&labels, "label", "l", nil, "set a label, as K=V")
 	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label")
 	flags.DurationVar(&idle, "idle-timeout", 0, "pause when idle for this long; 0 means never")
-	flags.StringVar(&action, "idle-action", "", `what the idle timeout does: "pause" or "delete"`)
+	choiceVar(flags, &action, "idle-action", `what the idle timeout does: "pause" or "delete"`, "pause", "delete")
 	flags.BoolVar(&autoResume, "auto-resume", true, "let the next call resume it when it is paused")
 	flags.DurationVar(&ttl, "ttl", 0, "remove this long from now, or pause; 0 means never")
-	flags.StringVar(&ttlAction, "ttl-action", "", `what the TTL does: "delete" or "pause"`)
+	choiceVar(flags, &ttlAction, "ttl-action", `what the TTL does: "delete" or "pause"`, "pause", "delete")
 	flags.StringVar(&network, "network", "", `private network to be in from now on; "none" for none`)
 	flags.BoolVar(&keep, "keep-workspace", false, "keep the workspace when the sandbox is removed")
 	return cmd
