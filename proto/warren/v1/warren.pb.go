@@ -5176,6 +5176,87 @@ func (x *CopyWorkspaceResponse) GetMethod() string {
 	return ""
 }
 
+type MarkWorkspaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of a workspace or of the sandbox that has it.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MarkWorkspaceRequest) Reset() {
+	*x = MarkWorkspaceRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MarkWorkspaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MarkWorkspaceRequest) ProtoMessage() {}
+
+func (x *MarkWorkspaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MarkWorkspaceRequest.ProtoReflect.Descriptor instead.
+func (*MarkWorkspaceRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *MarkWorkspaceRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type MarkWorkspaceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MarkWorkspaceResponse) Reset() {
+	*x = MarkWorkspaceResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MarkWorkspaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MarkWorkspaceResponse) ProtoMessage() {}
+
+func (x *MarkWorkspaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MarkWorkspaceResponse.ProtoReflect.Descriptor instead.
+func (*MarkWorkspaceResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+}
+
 type DiffRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of a workspace or of the sandbox that has it.
@@ -5183,14 +5264,16 @@ type DiffRequest struct {
 	// Also files that git ignores.
 	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	// A summary of changed files instead of the patch.
-	Stat          bool `protobuf:"varint,3,opt,name=stat,proto3" json:"stat,omitempty"`
+	Stat bool `protobuf:"varint,3,opt,name=stat,proto3" json:"stat,omitempty"`
+	// Changes since the workspace was marked, see MarkWorkspace; failed precondition when it was not.
+	SinceMark     bool `protobuf:"varint,4,opt,name=since_mark,json=sinceMark,proto3" json:"since_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5202,7 +5285,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5215,7 +5298,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -5239,6 +5322,13 @@ func (x *DiffRequest) GetStat() bool {
 	return false
 }
 
+func (x *DiffRequest) GetSinceMark() bool {
+	if x != nil {
+		return x.SinceMark
+	}
+	return false
+}
+
 type DiffResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
@@ -5248,7 +5338,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5260,7 +5350,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5273,7 +5363,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -5298,7 +5388,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5310,7 +5400,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5323,7 +5413,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -5374,7 +5464,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5386,7 +5476,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5399,7 +5489,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -5444,7 +5534,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5456,7 +5546,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5469,7 +5559,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PushRequest) GetId() string {
@@ -5511,7 +5601,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5523,7 +5613,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5536,7 +5626,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -5569,7 +5659,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5581,7 +5671,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5594,7 +5684,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -5613,7 +5703,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5625,7 +5715,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5638,7 +5728,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -5663,7 +5753,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5675,7 +5765,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5688,7 +5778,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Repo) GetId() string {
@@ -5742,7 +5832,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5754,7 +5844,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5767,7 +5857,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -5790,7 +5880,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5802,7 +5892,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5815,7 +5905,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -5867,7 +5957,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5879,7 +5969,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5892,7 +5982,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
 }
 
 type ListReposResponse struct {
@@ -5904,7 +5994,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5916,7 +6006,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5929,7 +6019,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -5950,7 +6040,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5962,7 +6052,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5975,7 +6065,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -6000,7 +6090,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6012,7 +6102,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6025,7 +6115,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
 }
 
 type Image struct {
@@ -6046,7 +6136,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6148,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6161,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Image) GetName() string {
@@ -6152,7 +6242,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6164,7 +6254,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6177,7 +6267,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -6221,7 +6311,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6233,7 +6323,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6246,7 +6336,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -6301,7 +6391,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6313,7 +6403,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6326,7 +6416,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -6352,7 +6442,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6364,7 +6454,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6377,7 +6467,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -6401,7 +6491,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6413,7 +6503,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6426,7 +6516,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -6470,7 +6560,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6482,7 +6572,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6495,7 +6585,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -6547,7 +6637,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6559,7 +6649,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6572,7 +6662,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
 }
 
 type ListImagesResponse struct {
@@ -6584,7 +6674,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6596,7 +6686,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6609,7 +6699,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -6628,7 +6718,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6640,7 +6730,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6653,7 +6743,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -6672,7 +6762,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6684,7 +6774,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6697,7 +6787,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -6717,7 +6807,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6729,7 +6819,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6742,7 +6832,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -6767,7 +6857,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6779,7 +6869,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6792,7 +6882,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
 }
 
 type GetVersionRequest struct {
@@ -6803,7 +6893,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6815,7 +6905,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6828,7 +6918,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
 }
 
 type GetVersionResponse struct {
@@ -6846,7 +6936,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6858,7 +6948,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6871,7 +6961,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -6924,7 +7014,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6936,7 +7026,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6949,7 +7039,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
 }
 
 type DoctorResponse struct {
@@ -6961,7 +7051,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6973,7 +7063,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6986,7 +7076,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -7008,7 +7098,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7020,7 +7110,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7033,7 +7123,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -7067,7 +7157,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7079,7 +7169,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7092,7 +7182,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -7123,7 +7213,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7135,7 +7225,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7148,7 +7238,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Token) GetId() string {
@@ -7201,7 +7291,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7213,7 +7303,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7226,7 +7316,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
 }
 
 type ListTokensResponse struct {
@@ -7238,7 +7328,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7250,7 +7340,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7263,7 +7353,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7282,7 +7372,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7294,7 +7384,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7307,7 +7397,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -7325,7 +7415,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7337,7 +7427,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7350,7 +7440,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
 }
 
 type Policy struct {
@@ -7368,7 +7458,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7380,7 +7470,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7393,7 +7483,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Policy) GetName() string {
@@ -7440,7 +7530,7 @@ type Secret struct {
 
 func (x *Secret) Reset() {
 	*x = Secret{}
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7452,7 +7542,7 @@ func (x *Secret) String() string {
 func (*Secret) ProtoMessage() {}
 
 func (x *Secret) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7465,7 +7555,7 @@ func (x *Secret) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secret.ProtoReflect.Descriptor instead.
 func (*Secret) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Secret) GetName() string {
@@ -7515,7 +7605,7 @@ type SetSecretRequest struct {
 
 func (x *SetSecretRequest) Reset() {
 	*x = SetSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7527,7 +7617,7 @@ func (x *SetSecretRequest) String() string {
 func (*SetSecretRequest) ProtoMessage() {}
 
 func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7540,7 +7630,7 @@ func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretRequest.ProtoReflect.Descriptor instead.
 func (*SetSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *SetSecretRequest) GetName() string {
@@ -7566,7 +7656,7 @@ type SetSecretResponse struct {
 
 func (x *SetSecretResponse) Reset() {
 	*x = SetSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7578,7 +7668,7 @@ func (x *SetSecretResponse) String() string {
 func (*SetSecretResponse) ProtoMessage() {}
 
 func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7591,7 +7681,7 @@ func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretResponse.ProtoReflect.Descriptor instead.
 func (*SetSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *SetSecretResponse) GetSecret() *Secret {
@@ -7609,7 +7699,7 @@ type ListSecretsRequest struct {
 
 func (x *ListSecretsRequest) Reset() {
 	*x = ListSecretsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7621,7 +7711,7 @@ func (x *ListSecretsRequest) String() string {
 func (*ListSecretsRequest) ProtoMessage() {}
 
 func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7634,7 +7724,7 @@ func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsRequest.ProtoReflect.Descriptor instead.
 func (*ListSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
 }
 
 type ListSecretsResponse struct {
@@ -7646,7 +7736,7 @@ type ListSecretsResponse struct {
 
 func (x *ListSecretsResponse) Reset() {
 	*x = ListSecretsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7658,7 +7748,7 @@ func (x *ListSecretsResponse) String() string {
 func (*ListSecretsResponse) ProtoMessage() {}
 
 func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7671,7 +7761,7 @@ func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsResponse.ProtoReflect.Descriptor instead.
 func (*ListSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ListSecretsResponse) GetSecrets() []*Secret {
@@ -7690,7 +7780,7 @@ type DeleteSecretRequest struct {
 
 func (x *DeleteSecretRequest) Reset() {
 	*x = DeleteSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7702,7 +7792,7 @@ func (x *DeleteSecretRequest) String() string {
 func (*DeleteSecretRequest) ProtoMessage() {}
 
 func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7715,7 +7805,7 @@ func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DeleteSecretRequest) GetName() string {
@@ -7733,7 +7823,7 @@ type DeleteSecretResponse struct {
 
 func (x *DeleteSecretResponse) Reset() {
 	*x = DeleteSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7745,7 +7835,7 @@ func (x *DeleteSecretResponse) String() string {
 func (*DeleteSecretResponse) ProtoMessage() {}
 
 func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7758,7 +7848,7 @@ func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
 }
 
 type ListPoliciesRequest struct {
@@ -7769,7 +7859,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7781,7 +7871,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7794,7 +7884,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
 }
 
 type ListPoliciesResponse struct {
@@ -7806,7 +7896,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7818,7 +7908,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7831,7 +7921,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -7850,7 +7940,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7862,7 +7952,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7875,7 +7965,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *GetPolicyRequest) GetName() string {
@@ -7894,7 +7984,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7906,7 +7996,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7919,7 +8009,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -7940,7 +8030,7 @@ type CheckPolicyRequest struct {
 
 func (x *CheckPolicyRequest) Reset() {
 	*x = CheckPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7952,7 +8042,7 @@ func (x *CheckPolicyRequest) String() string {
 func (*CheckPolicyRequest) ProtoMessage() {}
 
 func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7965,7 +8055,7 @@ func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
 func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *CheckPolicyRequest) GetName() string {
@@ -7998,7 +8088,7 @@ type PolicyFinding struct {
 
 func (x *PolicyFinding) Reset() {
 	*x = PolicyFinding{}
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8010,7 +8100,7 @@ func (x *PolicyFinding) String() string {
 func (*PolicyFinding) ProtoMessage() {}
 
 func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8023,7 +8113,7 @@ func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
 func (*PolicyFinding) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *PolicyFinding) GetSeverity() string {
@@ -8074,7 +8164,7 @@ type CheckPolicyResponse struct {
 
 func (x *CheckPolicyResponse) Reset() {
 	*x = CheckPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[126]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8086,7 +8176,7 @@ func (x *CheckPolicyResponse) String() string {
 func (*CheckPolicyResponse) ProtoMessage() {}
 
 func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[126]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8099,7 +8189,7 @@ func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
 func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
@@ -8139,7 +8229,7 @@ type ExplainPolicyRequest struct {
 
 func (x *ExplainPolicyRequest) Reset() {
 	*x = ExplainPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[127]
+	mi := &file_warren_v1_warren_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8151,7 +8241,7 @@ func (x *ExplainPolicyRequest) String() string {
 func (*ExplainPolicyRequest) ProtoMessage() {}
 
 func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[127]
+	mi := &file_warren_v1_warren_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8164,7 +8254,7 @@ func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
@@ -8244,7 +8334,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8256,7 +8346,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8269,7 +8359,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *PolicyStep) GetRule() string {
@@ -8314,7 +8404,7 @@ type ExplainPolicyResponse struct {
 
 func (x *ExplainPolicyResponse) Reset() {
 	*x = ExplainPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[129]
+	mi := &file_warren_v1_warren_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8326,7 +8416,7 @@ func (x *ExplainPolicyResponse) String() string {
 func (*ExplainPolicyResponse) ProtoMessage() {}
 
 func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[129]
+	mi := &file_warren_v1_warren_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8339,7 +8429,7 @@ func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{129}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ExplainPolicyResponse) GetPolicy() string {
@@ -8391,7 +8481,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[139]
+	mi := &file_warren_v1_warren_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8403,7 +8493,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[139]
+	mi := &file_warren_v1_warren_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8416,7 +8506,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -8852,11 +8942,16 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"c\n" +
 	"\x15CopyWorkspaceResponse\x122\n" +
 	"\tworkspace\x18\x01 \x01(\v2\x14.warren.v1.WorkspaceR\tworkspace\x12\x16\n" +
-	"\x06method\x18\x02 \x01(\tR\x06method\"C\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\"&\n" +
+	"\x14MarkWorkspaceRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x15MarkWorkspaceResponse\"b\n" +
 	"\vDiffRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x12\n" +
-	"\x04stat\x18\x03 \x01(\bR\x04stat\"$\n" +
+	"\x04stat\x18\x03 \x01(\bR\x04stat\x12\x1d\n" +
+	"\n" +
+	"since_mark\x18\x04 \x01(\bR\tsinceMark\"$\n" +
 	"\fDiffResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"{\n" +
 	"\rCommitRequest\x12\x0e\n" +
@@ -9099,13 +9194,14 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\vPutTemplate\x12\x1d.warren.v1.PutTemplateRequest\x1a\x1e.warren.v1.PutTemplateResponse\x12L\n" +
 	"\vGetTemplate\x12\x1d.warren.v1.GetTemplateRequest\x1a\x1e.warren.v1.GetTemplateResponse\x12R\n" +
 	"\rListTemplates\x12\x1f.warren.v1.ListTemplatesRequest\x1a .warren.v1.ListTemplatesResponse\x12U\n" +
-	"\x0eDeleteTemplate\x12 .warren.v1.DeleteTemplateRequest\x1a!.warren.v1.DeleteTemplateResponse2\xc7\x05\n" +
+	"\x0eDeleteTemplate\x12 .warren.v1.DeleteTemplateRequest\x1a!.warren.v1.DeleteTemplateResponse2\x9b\x06\n" +
 	"\x10WorkspaceService\x12Z\n" +
 	"\x0fCreateWorkspace\x12!.warren.v1.CreateWorkspaceRequest\x1a\".warren.v1.CreateWorkspaceResponse0\x01\x12O\n" +
 	"\fGetWorkspace\x12\x1e.warren.v1.GetWorkspaceRequest\x1a\x1f.warren.v1.GetWorkspaceResponse\x12U\n" +
 	"\x0eListWorkspaces\x12 .warren.v1.ListWorkspacesRequest\x1a!.warren.v1.ListWorkspacesResponse\x12X\n" +
 	"\x0fDeleteWorkspace\x12!.warren.v1.DeleteWorkspaceRequest\x1a\".warren.v1.DeleteWorkspaceResponse\x12R\n" +
-	"\rCopyWorkspace\x12\x1f.warren.v1.CopyWorkspaceRequest\x1a .warren.v1.CopyWorkspaceResponse\x129\n" +
+	"\rCopyWorkspace\x12\x1f.warren.v1.CopyWorkspaceRequest\x1a .warren.v1.CopyWorkspaceResponse\x12R\n" +
+	"\rMarkWorkspace\x12\x1f.warren.v1.MarkWorkspaceRequest\x1a .warren.v1.MarkWorkspaceResponse\x129\n" +
 	"\x04Diff\x12\x16.warren.v1.DiffRequest\x1a\x17.warren.v1.DiffResponse0\x01\x12=\n" +
 	"\x06Commit\x12\x18.warren.v1.CommitRequest\x1a\x19.warren.v1.CommitResponse\x127\n" +
 	"\x04Push\x12\x16.warren.v1.PushRequest\x1a\x17.warren.v1.PushResponse\x12N\n" +
@@ -9154,7 +9250,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 140)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 142)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(IdleAction)(0),                 // 1: warren.v1.IdleAction
@@ -9233,185 +9329,187 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*DeleteWorkspaceResponse)(nil), // 74: warren.v1.DeleteWorkspaceResponse
 	(*CopyWorkspaceRequest)(nil),    // 75: warren.v1.CopyWorkspaceRequest
 	(*CopyWorkspaceResponse)(nil),   // 76: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 77: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 78: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 79: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 80: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 81: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 82: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 83: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 84: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 85: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 86: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 87: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 88: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 89: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 90: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 91: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 92: warren.v1.Image
-	(*PullImageRequest)(nil),        // 93: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 94: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 95: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 96: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 97: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 98: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 99: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 100: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 101: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 102: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 103: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 104: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 105: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 106: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 107: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 108: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 109: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 110: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 111: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 112: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 113: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 114: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 115: warren.v1.DeleteTokenResponse
-	(*Policy)(nil),                  // 116: warren.v1.Policy
-	(*Secret)(nil),                  // 117: warren.v1.Secret
-	(*SetSecretRequest)(nil),        // 118: warren.v1.SetSecretRequest
-	(*SetSecretResponse)(nil),       // 119: warren.v1.SetSecretResponse
-	(*ListSecretsRequest)(nil),      // 120: warren.v1.ListSecretsRequest
-	(*ListSecretsResponse)(nil),     // 121: warren.v1.ListSecretsResponse
-	(*DeleteSecretRequest)(nil),     // 122: warren.v1.DeleteSecretRequest
-	(*DeleteSecretResponse)(nil),    // 123: warren.v1.DeleteSecretResponse
-	(*ListPoliciesRequest)(nil),     // 124: warren.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),    // 125: warren.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),        // 126: warren.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),       // 127: warren.v1.GetPolicyResponse
-	(*CheckPolicyRequest)(nil),      // 128: warren.v1.CheckPolicyRequest
-	(*PolicyFinding)(nil),           // 129: warren.v1.PolicyFinding
-	(*CheckPolicyResponse)(nil),     // 130: warren.v1.CheckPolicyResponse
-	(*ExplainPolicyRequest)(nil),    // 131: warren.v1.ExplainPolicyRequest
-	(*PolicyStep)(nil),              // 132: warren.v1.PolicyStep
-	(*ExplainPolicyResponse)(nil),   // 133: warren.v1.ExplainPolicyResponse
-	nil,                             // 134: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 135: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 136: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 137: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 138: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 139: warren.v1.ForkSandboxRequest.EnvEntry
-	nil,                             // 140: warren.v1.ForkSandboxRequest.LabelsEntry
-	nil,                             // 141: warren.v1.Event.FieldsEntry
-	nil,                             // 142: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 143: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 144: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 145: google.protobuf.Timestamp
+	(*MarkWorkspaceRequest)(nil),    // 77: warren.v1.MarkWorkspaceRequest
+	(*MarkWorkspaceResponse)(nil),   // 78: warren.v1.MarkWorkspaceResponse
+	(*DiffRequest)(nil),             // 79: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 80: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 81: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 82: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 83: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 84: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 85: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 86: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 87: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 88: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 89: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 90: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 91: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 92: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 93: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 94: warren.v1.Image
+	(*PullImageRequest)(nil),        // 95: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 96: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 97: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 98: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 99: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 100: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 101: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 102: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 103: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 104: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 105: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 106: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 107: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 108: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 109: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 110: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 111: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 112: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 113: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 114: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 115: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 116: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 117: warren.v1.DeleteTokenResponse
+	(*Policy)(nil),                  // 118: warren.v1.Policy
+	(*Secret)(nil),                  // 119: warren.v1.Secret
+	(*SetSecretRequest)(nil),        // 120: warren.v1.SetSecretRequest
+	(*SetSecretResponse)(nil),       // 121: warren.v1.SetSecretResponse
+	(*ListSecretsRequest)(nil),      // 122: warren.v1.ListSecretsRequest
+	(*ListSecretsResponse)(nil),     // 123: warren.v1.ListSecretsResponse
+	(*DeleteSecretRequest)(nil),     // 124: warren.v1.DeleteSecretRequest
+	(*DeleteSecretResponse)(nil),    // 125: warren.v1.DeleteSecretResponse
+	(*ListPoliciesRequest)(nil),     // 126: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 127: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 128: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 129: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 130: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 131: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 132: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 133: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 134: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 135: warren.v1.ExplainPolicyResponse
+	nil,                             // 136: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 137: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 138: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 139: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 140: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 141: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 142: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 143: warren.v1.Event.FieldsEntry
+	nil,                             // 144: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 145: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 146: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 147: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	134, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	136, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	135, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	144, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	136, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	137, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	146, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	138, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
-	145, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	144, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	144, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	147, // 10: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	146, // 11: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	146, // 12: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,   // 13: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	8,   // 14: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	5,   // 15: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	145, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	145, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	145, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	147, // 16: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	147, // 17: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	147, // 18: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	9,   // 19: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	10,  // 20: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
 	8,   // 21: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	12,  // 22: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	11,  // 23: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 24: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	137, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	139, // 25: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 26: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	11,  // 27: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	138, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	144, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	140, // 28: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	146, // 29: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 30: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	1,   // 31: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
 	11,  // 32: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 33: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 34: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 35: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	139, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	140, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	144, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	141, // 36: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	142, // 37: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	146, // 38: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 39: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	12,  // 40: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
 	31,  // 41: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
 	32,  // 42: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	144, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	146, // 43: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
 	3,   // 44: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
 	11,  // 45: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
 	4,   // 46: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
 	11,  // 47: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	3,   // 48: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
 	5,   // 49: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	145, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	144, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	147, // 50: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	146, // 51: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
 	12,  // 52: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
 	35,  // 53: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 54: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 55: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	144, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	145, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	145, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	144, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 56: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	147, // 57: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	147, // 58: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	146, // 59: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
 	44,  // 60: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 61: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 62: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	144, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	145, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	146, // 63: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	147, // 64: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
 	65,  // 65: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	144, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	146, // 66: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
 	59,  // 67: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
-	145, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	147, // 68: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
 	65,  // 69: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
 	63,  // 70: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
-	145, // 71: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	141, // 72: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	145, // 73: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	147, // 71: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	143, // 72: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	147, // 73: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
 	7,   // 74: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
 	12,  // 75: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
 	66,  // 76: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
 	66,  // 77: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
 	66,  // 78: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
 	66,  // 79: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	145, // 80: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	147, // 80: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
 	12,  // 81: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	85,  // 82: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	85,  // 83: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	145, // 84: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	142, // 85: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	87,  // 82: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	87,  // 83: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	147, // 84: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	144, // 85: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
 	12,  // 86: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	92,  // 87: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	92,  // 88: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	94,  // 87: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	94,  // 88: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
 	12,  // 89: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	92,  // 90: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	92,  // 91: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	92,  // 92: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	143, // 93: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	144, // 94: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	145, // 95: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	145, // 96: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	145, // 97: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	111, // 98: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	145, // 99: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
-	145, // 100: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
-	117, // 101: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
-	117, // 102: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
-	116, // 103: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	116, // 104: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	129, // 105: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	132, // 106: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
-	132, // 107: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	94,  // 90: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	94,  // 91: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	94,  // 92: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	145, // 93: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	146, // 94: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	147, // 95: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	147, // 96: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	147, // 97: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	113, // 98: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	147, // 99: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	147, // 100: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	119, // 101: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	119, // 102: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	118, // 103: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	118, // 104: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	131, // 105: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	134, // 106: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
+	134, // 107: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
 	13,  // 108: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
 	15,  // 109: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
 	17,  // 110: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
@@ -9440,86 +9538,88 @@ var file_warren_v1_warren_proto_depIdxs = []int32{
 	71,  // 133: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
 	73,  // 134: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
 	75,  // 135: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	77,  // 136: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	79,  // 137: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	81,  // 138: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	83,  // 139: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	86,  // 140: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	88,  // 141: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	90,  // 142: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	93,  // 143: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	95,  // 144: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	97,  // 145: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	99,  // 146: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	101, // 147: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	103, // 148: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	124, // 149: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	126, // 150: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	128, // 151: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	131, // 152: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	118, // 153: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	120, // 154: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	122, // 155: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	105, // 156: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	107, // 157: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	109, // 158: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	112, // 159: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	114, // 160: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 161: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 162: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 163: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 164: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 165: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 166: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 167: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 168: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 169: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 170: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 171: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 172: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	61,  // 173: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	64,  // 174: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	58,  // 175: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
-	37,  // 176: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 177: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 178: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 179: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 180: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 181: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 182: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 183: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	68,  // 184: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	70,  // 185: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	72,  // 186: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	74,  // 187: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	76,  // 188: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	78,  // 189: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	80,  // 190: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	82,  // 191: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	84,  // 192: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	87,  // 193: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	89,  // 194: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	91,  // 195: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	94,  // 196: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	96,  // 197: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	98,  // 198: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	100, // 199: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	102, // 200: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	104, // 201: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	125, // 202: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	127, // 203: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	130, // 204: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	133, // 205: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	119, // 206: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	121, // 207: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	123, // 208: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	106, // 209: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	108, // 210: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	110, // 211: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	113, // 212: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	115, // 213: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	161, // [161:214] is the sub-list for method output_type
-	108, // [108:161] is the sub-list for method input_type
+	77,  // 136: warren.v1.WorkspaceService.MarkWorkspace:input_type -> warren.v1.MarkWorkspaceRequest
+	79,  // 137: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	81,  // 138: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	83,  // 139: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	85,  // 140: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	88,  // 141: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	90,  // 142: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	92,  // 143: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	95,  // 144: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	97,  // 145: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	99,  // 146: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	101, // 147: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	103, // 148: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	105, // 149: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	126, // 150: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	128, // 151: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	130, // 152: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	133, // 153: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	120, // 154: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	122, // 155: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	124, // 156: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	107, // 157: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	109, // 158: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	111, // 159: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	114, // 160: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	116, // 161: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 162: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 163: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 164: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 165: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 166: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 167: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 168: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 169: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 170: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 171: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 172: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 173: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 174: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	64,  // 175: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 176: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 177: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 178: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 179: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 180: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 181: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 182: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 183: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 184: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	68,  // 185: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	70,  // 186: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	72,  // 187: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	74,  // 188: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	76,  // 189: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	78,  // 190: warren.v1.WorkspaceService.MarkWorkspace:output_type -> warren.v1.MarkWorkspaceResponse
+	80,  // 191: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	82,  // 192: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	84,  // 193: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	86,  // 194: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	89,  // 195: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	91,  // 196: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	93,  // 197: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	96,  // 198: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	98,  // 199: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	100, // 200: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	102, // 201: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	104, // 202: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	106, // 203: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	127, // 204: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	129, // 205: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	132, // 206: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	135, // 207: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	121, // 208: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	123, // 209: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	125, // 210: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	108, // 211: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	110, // 212: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	112, // 213: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	115, // 214: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	117, // 215: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	162, // [162:216] is the sub-list for method output_type
+	108, // [108:162] is the sub-list for method input_type
 	108, // [108:108] is the sub-list for extension type_name
 	108, // [108:108] is the sub-list for extension extendee
 	0,   // [0:108] is the sub-list for field type_name
@@ -9549,19 +9649,19 @@ func file_warren_v1_warren_proto_init() {
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[83].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[85].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[90].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[92].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[94].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[96].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[127].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[129].OneofWrappers = []any{
 		(*ExplainPolicyRequest_Sandbox)(nil),
 		(*ExplainPolicyRequest_Policy)(nil),
 		(*ExplainPolicyRequest_Source)(nil),
@@ -9572,7 +9672,7 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   140,
+			NumMessages:   142,
 			NumExtensions: 0,
 			NumServices:   9,
 		},
