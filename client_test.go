@@ -112,6 +112,7 @@ func TestBadInput(t *testing.T) {
 		"Workspace":       func(c *warren.Client, id string) error { _, err := c.Workspace(ctx, id); return err },
 		"DeleteWorkspace": func(c *warren.Client, id string) error { return c.DeleteWorkspace(ctx, id, warren.DeleteOptions{}) },
 		"CopyWorkspace":   func(c *warren.Client, id string) error { _, _, err := c.CopyWorkspace(ctx, id, ""); return err },
+		"MarkWorkspace":   func(c *warren.Client, id string) error { return c.MarkWorkspace(ctx, id) },
 		"Diff":            func(c *warren.Client, id string) error { return read(c.Diff(ctx, id, warren.DiffOptions{})) },
 		"FormatPatch":     func(c *warren.Client, id string) error { return read(c.FormatPatch(ctx, id)) },
 		"Commit": func(c *warren.Client, id string) error {

@@ -54,8 +54,7 @@ type Attempt struct {
 	Took     time.Duration
 	// Tests is what test runners said in the output, nil when none was seen.
 	Tests *TestCount
-	// Diff is the size of the workspace's changes since it was cut, those from before the race included; nil if that could not
-	// be learned.
+	// Diff is the size of the workspace's changes since just before the command began; nil if that could not be learned.
 	Diff *DiffSize
 	Kept bool
 	// Left is set when the attempt was to be kept and that failed: its child is there still, and is removed by nobody else.
@@ -297,6 +296,8 @@ func (a *Attempt) run(ctx context.Context, o *RaceOptions) {
 		limited, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
+	// What was changed before is no attempt's.
+	marked := a.Sandbox.MarkWorkspace(limited) == nil
 	cmd := a.Sandbox.Command(a.Command[0], a.Command[1:]...)
 	cmd.Dir, cmd.User = o.Dir, o.User
 	cmd.Env = append(cmd.Env, "WARREN_ATTEMPT="+strconv.Itoa(a.Number))
@@ -318,7 +319,7 @@ func (a *Attempt) run(ctx context.Context, o *RaceOptions) {
 		a.Err = err
 	}
 	a.Tests = tests.Count()
-	if ctx.Err() == nil {
+	if ctx.Err() == nil && marked {
 		if d, err := a.Sandbox.diffSize(ctx); err == nil {
 			a.Diff = &d
 		}
@@ -344,7 +345,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 var statTotal = regexp.MustCompile(`(?m)^ (\d+) files? changed(?:, (\d+) insertions?\(\+\))?(?:, (\d+) deletions?\(-\))?$`)
 
 func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
-	out, err := s.Diff(ctx, DiffOptions{Stat: true})
+	out, err := s.Diff(ctx, DiffOptions{Stat: true, SinceMark: true})
 	if err != nil {
 		return d, err
 	}

@@ -154,13 +154,30 @@ type DiffOptions struct {
 	All bool
 	// Stat writes a summary of changed files instead of the patch.
 	Stat bool
+	// SinceMark shows what changed since [Client.MarkWorkspace], not since the workspace was cut.
+	SinceMark bool
 }
 
-// Diff returns a patch of all changes since the workspace was cut, in git's format, binary files included. The id is that of a
+// MarkWorkspace remembers the files of a workspace, named by its id or that of the sandbox that has it, for a diff since then. The
+// next mark takes the place of the one before. What a diff leaves out is not remembered; a copy or fork has no mark.
+func (c *Client) MarkWorkspace(ctx context.Context, id string) error {
+	_, err := c.workspaces.MarkWorkspace(ctx, connect.NewRequest(&warrenv1.MarkWorkspaceRequest{Id: id}))
+	return fromWire("mark workspace", err)
+}
+
+// Mark remembers the files; see [Client.MarkWorkspace].
+func (w *Workspace) Mark(ctx context.Context) error { return w.c.MarkWorkspace(ctx, string(w.ID)) }
+
+// MarkWorkspace remembers the files of the sandbox's workspace; see [Client.MarkWorkspace].
+func (s *Sandbox) MarkWorkspace(ctx context.Context) error {
+	return s.c.MarkWorkspace(ctx, string(s.ID))
+}
+
+// Diff returns a patch of all changes since the workspace was cut, or marked, in git's format, binary files included. The id is that of a
 // workspace or of the sandbox that has it. An error in the middle comes from Read. The reader must be closed.
 func (c *Client) Diff(ctx context.Context, id string, o DiffOptions) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := c.workspaces.Diff(ctx, connect.NewRequest(&warrenv1.DiffRequest{Id: id, All: o.All, Stat: o.Stat}))
+	stream, err := c.workspaces.Diff(ctx, connect.NewRequest(&warrenv1.DiffRequest{Id: id, All: o.All, Stat: o.Stat, SinceMark: o.SinceMark}))
 	if err != nil {
 		cancel()
 		return nil, fromWire("diff", err)

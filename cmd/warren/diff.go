@@ -19,7 +19,9 @@ the sandbox need not run.`,
 		Example: `  warren diff fix
   warren diff fix --stat
   warren diff fix --all                              also files that git ignores
-  warren diff fix | git apply                        take it into a checkout of yours`,
+  warren diff fix | git apply                        take it into a checkout of yours
+  warren workspace mark fix
+  warren diff fix --since-mark                       what changed since then`,
 		Args: exactly("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client(cmd.Context())
@@ -36,6 +38,7 @@ the sandbox need not run.`,
 	}
 	cmd.Flags().BoolVar(&opts.All, "all", false, "also files that git ignores")
 	cmd.Flags().BoolVar(&opts.Stat, "stat", false, "a summary of changed files instead of the patch")
+	cmd.Flags().BoolVar(&opts.SinceMark, "since-mark", false, "what changed since warren workspace mark, not since the workspace was cut")
 	return cmd
 }
 

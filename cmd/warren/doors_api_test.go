@@ -134,7 +134,7 @@ var namedBy = map[string]string{
 	"PreviewPortRequest.id": "sandbox", "CreateSnapshotRequest.sandbox_id": "sandbox", "CreateSnapshotRequest.name": "", "GetSnapshotRequest.id": "snapshot", "ListSnapshotsRequest.sandbox_id": "events",
 	"ListSnapshotsRequest.page_token": "", "DeleteSnapshotRequest.id": "snapshot", "PutTemplateRequest.name": "", "PutTemplateRequest.snapshot": "snapshot", "PutTemplateRequest.recipe": "", "GetTemplateRequest.id": "template",
 	"DeleteTemplateRequest.id": "template", "CreateWorkspaceRequest.name": "", "CreateWorkspaceRequest.idempotency_key": "", "GetWorkspaceRequest.id": "workspace", "ListWorkspacesRequest.page_token": "",
-	"DeleteWorkspaceRequest.id": "workspace", "CopyWorkspaceRequest.id": "workspace", "CopyWorkspaceRequest.name": "", "DiffRequest.id": "workspace", "CommitRequest.id": "workspace", "CommitRequest.message": "",
+	"DeleteWorkspaceRequest.id": "workspace", "CopyWorkspaceRequest.id": "workspace", "CopyWorkspaceRequest.name": "", "MarkWorkspaceRequest.id": "workspace", "DiffRequest.id": "workspace", "CommitRequest.id": "workspace", "CommitRequest.message": "",
 	"CommitRequest.branch": "", "CommitRequest.author": "", "PushRequest.id": "workspace", "PushRequest.branch": "", "PushRequest.remote_branch": "", "FormatPatchRequest.id": "workspace", "FetchRepoRequest.url": "",
 	"DeleteRepoRequest.id": "operator", "PullImageRequest.ref": "operator", "PullImageRequest.name": "", "PullImageRequest.platform": "", "ImportImageRequest.name": "operator", "ImportImageRequest.chunk": "",
 	"BootstrapImageRequest.name": "operator", "BootstrapImageRequest.distribution": "", "BootstrapImageRequest.release": "", "BootstrapImageRequest.packages": "", "GetImageRequest.name": "", "DeleteImageRequest.name": "operator",

@@ -209,8 +209,10 @@ func (w workspaces) Size(ctx context.Context, id warren.WorkspaceID) (int64, err
 }
 
 func (w workspaces) Diff(ctx context.Context, id warren.WorkspaceID, o engine.DiffOptions, out io.Writer) error {
-	return w.s.Diff(ctx, id, workspace.DiffOptions{All: o.All, Stat: o.Stat}, out)
+	return w.s.Diff(ctx, id, workspace.DiffOptions{All: o.All, Stat: o.Stat, SinceMark: o.SinceMark}, out)
 }
+
+func (w workspaces) Mark(ctx context.Context, id warren.WorkspaceID) error { return w.s.Mark(ctx, id) }
 
 func (w workspaces) Commit(ctx context.Context, id warren.WorkspaceID, o engine.CommitOptions) (*engine.Commit, error) {
 	c, err := w.s.Commit(ctx, id, workspace.CommitOptions{Name: o.Name, Message: o.Message, Branch: o.Branch, Author: o.Author, All: o.All})

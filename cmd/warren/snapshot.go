@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -248,117 +246,4 @@ Where the driver cannot keep memory, the children start cold on copies of the fi
 	flags.DurationVar(&o.IdleTimeout, "idle-timeout", 0, "idle timeout of the children, if not the source's")
 	flags.DurationVar(&o.TTL, "ttl", 0, "remove the children this long after the fork, if not as the source")
 	return cmd
-}
-
-func treeCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "tree",
-		Short: "Draw sandboxes, forks and snapshots and what came of what",
-		Example: `  warren tree
-  warren tree --json | jq`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.client(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			t, err := growTree(cmd.Context(), c)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				for _, n := range t {
-					if err := a.printJSON(n); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			for i, n := range t {
-				if err := n.draw(a, "", "", i == len(t)-1, true); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}
-}
-
-// node is a sandbox or a snapshot in the tree.
-type node struct {
-	ID      string `json:"id"`
-	Name    string `json:"name,omitempty"`
-	What    string `json:"what"` // "sandbox" or "snapshot"
-	State   string `json:"state,omitempty"`
-	Kind    string `json:"kind,omitempty"`
-	Created string `json:"created"`
-
-	Children []*node `json:"children,omitempty"`
-	at       time.Time
-}
-
-// growTree hangs each sandbox on the snapshot that it stands at, else on the sandbox that it was forked from, and each
-// snapshot on the one before it.
-func growTree(ctx context.Context, c *warren.Client) ([]*node, error) {
-	nodes := map[string]*node{}
-	parents := map[*node][]string{}
-	add := func(n *node, at time.Time, of ...string) {
-		n.Created, n.at = rfc3339(at), at
-		nodes[n.ID] = n
-		parents[n] = of
-	}
-	for p, err := range c.Snapshots(ctx, warren.SnapshotListOptions{PageSize: 1000}) {
-		if err != nil {
-			return nil, err
-		}
-		add(&node{ID: string(p.ID), Name: p.Name, What: "snapshot", Kind: string(p.Kind)}, p.Created, string(p.Parent))
-	}
-	for sb, err := range c.Sandboxes(ctx, warren.ListOptions{PageSize: 1000}) {
-		if err != nil {
-			return nil, err
-		}
-		add(&node{ID: string(sb.ID), Name: sb.Name, What: "sandbox", State: string(sb.State)}, sb.Created, string(sb.LastSnapshot), string(sb.Source))
-	}
-	var roots []*node
-	for n, of := range parents {
-		hung := false
-		for _, id := range of {
-			if p := nodes[id]; p != nil && p != n {
-				p.Children = append(p.Children, n)
-				hung = true
-				break
-			}
-		}
-		if !hung {
-			roots = append(roots, n)
-		}
-	}
-	order := func(a, b *node) int { return a.at.Compare(b.at) }
-	for _, n := range nodes {
-		slices.SortFunc(n.Children, order)
-	}
-	slices.SortFunc(roots, order)
-	return roots, nil
-}
-
-func (n *node) draw(a *app, indent, branch string, last, root bool) error {
-	word := n.State
-	if n.What == "snapshot" {
-		word = "snapshot, " + n.Kind
-	}
-	label := short(n.ID)
-	if n.Name != "" {
-		label = n.Name + " " + label
-	}
-	_, err := fmt.Fprintf(a.out, "%s%s%s  %s, %s\n", indent, branch, escape(label), word, ago(n.at))
-	next := indent
-	if !root {
-		next += map[bool]string{true: "   ", false: "│  "}[last]
-	}
-	for i, ch := range n.Children {
-		end := i == len(n.Children)-1
-		err = errors.Join(err, ch.draw(a, next, map[bool]string{true: "└─ ", false: "├─ "}[end], end, false))
-	}
-	return err
 }

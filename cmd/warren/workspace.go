@@ -17,7 +17,7 @@ func workspaceCommand(a *app) *cobra.Command {
   warren workspace create --repo . --name base
   warren workspace copy base attempt-2
   warren run --workspace attempt-2 -- make test`,
-		workspaceListCommand(a), workspaceInspectCommand(a), workspaceCreateCommand(a), workspaceCopyCommand(a), workspaceRemoveCommand(a))
+		workspaceListCommand(a), workspaceInspectCommand(a), workspaceCreateCommand(a), workspaceCopyCommand(a), workspaceMarkCommand(a), workspaceRemoveCommand(a))
 }
 
 func workspaceListCommand(a *app) *cobra.Command {
@@ -39,6 +39,26 @@ func workspaceListCommand(a *app) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&opts.Size, "size", false, "measure each, which walks through its files")
 	return cmd
+}
+
+func workspaceMarkCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "mark ID", Short: "Remember the files as they are, for a diff since then",
+		Long: `Remember the files of a workspace as they are: warren diff --since-mark compares with them. The next mark takes the place of the
+one before. Ignored files and those of more than 128 MiB are left out, and a copy or fork has no mark. ID is that of a workspace or of a
+sandbox.`,
+		Example: `  warren workspace mark fix
+  warren diff fix --since-mark --stat`,
+		Args: exactly("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			return c.MarkWorkspace(cmd.Context(), args[0])
+		},
+	}
 }
 
 func workspaceInspectCommand(a *app) *cobra.Command {

@@ -332,6 +332,11 @@ func (d *dirWorkspaces) Diff(_ context.Context, id warren.WorkspaceID, o DiffOpt
 	return err
 }
 
+func (d *dirWorkspaces) Mark(_ context.Context, id warren.WorkspaceID) error {
+	_, err := os.Stat(d.path(id))
+	return err
+}
+
 func (d *dirWorkspaces) Commit(_ context.Context, id warren.WorkspaceID, o CommitOptions) (*Commit, error) {
 	if o.Message == "" {
 		return nil, fmt.Errorf("message: %w", warren.ErrInvalid)

@@ -292,6 +292,9 @@ func TestAutoResume(t *testing.T) {
 	if err := l.Diff(ctx, alice, "box", DiffOptions{}, io.Discard); err != nil {
 		t.Error(err)
 	}
+	if err := l.MarkWorkspace(ctx, alice, "box"); err != nil {
+		t.Error(err)
+	}
 	if _, err := l.Stats(ctx, alice, "box"); !errors.Is(err, warren.ErrState) {
 		t.Errorf("stats: %v", err)
 	}

@@ -76,6 +76,7 @@ func TestCopiedWorkspace(t *testing.T) {
 	}
 	reads := map[string]func() error{
 		"diff":   func() error { return r.Diff(ctx, alice, "box", DiffOptions{}, io.Discard) },
+		"mark":   func() error { return r.MarkWorkspace(ctx, alice, "box") },
 		"patch":  func() error { return r.FormatPatch(ctx, alice, "box", &bytes.Buffer{}) },
 		"commit": func() error { _, err := r.Commit(ctx, alice, CommitRequest{ID: "box", Message: "m"}); return err },
 		"copy": func() error {

@@ -488,7 +488,7 @@ type WorkspaceDirs struct {
 }
 
 // DiffOptions choose what a diff shows.
-type DiffOptions struct{ All, Stat bool }
+type DiffOptions struct{ All, Stat, SinceMark bool }
 
 // CommitOptions of a commit.
 type CommitOptions struct {
@@ -550,6 +550,8 @@ type Workspaces interface {
 	Usage(ctx context.Context, id warren.WorkspaceID) (total, shared int64, err error)
 	Size(ctx context.Context, id warren.WorkspaceID) (int64, error)
 	Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error
+	// Mark remembers the files for a diff since then, in place of what was remembered before.
+	Mark(ctx context.Context, id warren.WorkspaceID) error
 	Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptions) (*Commit, error)
 	Push(ctx context.Context, id warren.WorkspaceID, o PushOptions) (*PushResult, error)
 	FormatPatch(ctx context.Context, id warren.WorkspaceID, w io.Writer) error

@@ -567,6 +567,7 @@ func TestForeign(t *testing.T) {
 			"ws get":  func(ref string) error { _, err := r.GetWorkspace(ctx, bob, ref, true); return err },
 			"ws del":  func(ref string) error { return r.DeleteWorkspace(ctx, bob, ref, false) },
 			"ws copy": func(ref string) error { _, _, err := r.CopyWorkspace(ctx, bob, ref, ""); return err },
+			"mark":    func(ref string) error { return r.MarkWorkspace(ctx, bob, ref) },
 			"diff":    func(ref string) error { return r.Diff(ctx, bob, ref, DiffOptions{}, io.Discard) },
 			"commit":  func(ref string) error { _, err := r.Commit(ctx, bob, CommitRequest{ID: ref, Message: "m"}); return err },
 			"push":    func(ref string) error { _, err := r.Push(ctx, bob, PushRequest{ID: ref}); return err },

@@ -581,7 +581,7 @@ func (e *Engine) CopyWorkspace(ctx context.Context, c Caller, ref, name string) 
 	return v, method, nil
 }
 
-// Diff writes a patch of all changes since the workspace was cut.
+// Diff writes a patch of all changes since the workspace was cut, or marked.
 func (e *Engine) Diff(ctx context.Context, c Caller, ref string, o DiffOptions, w io.Writer) error {
 	ws, release, err := e.readWorkspace(ctx, c, ref)
 	if err != nil {
@@ -589,6 +589,16 @@ func (e *Engine) Diff(ctx context.Context, c Caller, ref string, o DiffOptions, 
 	}
 	defer release()
 	return e.opts.Workspaces.Diff(ctx, ws.row.ID, o, w)
+}
+
+// MarkWorkspace remembers the files as they are, for a diff since then.
+func (e *Engine) MarkWorkspace(ctx context.Context, c Caller, ref string) error {
+	ws, release, err := e.readWorkspace(ctx, c, ref)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return e.opts.Workspaces.Mark(ctx, ws.row.ID)
 }
 
 // FormatPatch writes the commits of the workspace's branch as mails.

@@ -73,6 +73,7 @@ type workspaces interface {
 	ListWorkspaces(ctx context.Context, c engine.Caller, size bool, pageSize int, pageToken string) ([]*engine.Workspace, string, error)
 	DeleteWorkspace(ctx context.Context, c engine.Caller, ref string, allowMissing bool) error
 	CopyWorkspace(ctx context.Context, c engine.Caller, ref, name string) (*engine.Workspace, string, error)
+	MarkWorkspace(ctx context.Context, c engine.Caller, ref string) error
 	Diff(ctx context.Context, c engine.Caller, ref string, o engine.DiffOptions, w io.Writer) error
 	Commit(ctx context.Context, c engine.Caller, r engine.CommitRequest) (*engine.Commit, error)
 	Push(ctx context.Context, c engine.Caller, r engine.PushRequest) (*engine.PushResult, error)

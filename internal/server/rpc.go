@@ -472,10 +472,18 @@ func (h workspaceService) CopyWorkspace(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&warrenv1.CopyWorkspaceResponse{Workspace: workspaceTo(ws), Method: method}), nil
 }
 
+func (h workspaceService) MarkWorkspace(ctx context.Context, req *connect.Request[warrenv1.MarkWorkspaceRequest]) (*connect.Response[warrenv1.MarkWorkspaceResponse], error) {
+	h.s.note(ctx, req.Msg.GetId())
+	if err := h.s.engine.MarkWorkspace(ctx, callerOf(ctx), req.Msg.GetId()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&warrenv1.MarkWorkspaceResponse{}), nil
+}
+
 func (h workspaceService) Diff(ctx context.Context, req *connect.Request[warrenv1.DiffRequest], stream *connect.ServerStream[warrenv1.DiffResponse]) error {
 	h.s.note(ctx, req.Msg.GetId())
 	w := chunkWriter{ctx, func(b []byte) error { return stream.Send(&warrenv1.DiffResponse{Chunk: b}) }}
-	return h.s.engine.Diff(ctx, callerOf(ctx), req.Msg.GetId(), engine.DiffOptions{All: req.Msg.GetAll(), Stat: req.Msg.GetStat()}, w)
+	return h.s.engine.Diff(ctx, callerOf(ctx), req.Msg.GetId(), engine.DiffOptions{All: req.Msg.GetAll(), Stat: req.Msg.GetStat(), SinceMark: req.Msg.GetSinceMark()}, w)
 }
 
 func (h workspaceService) Commit(ctx context.Context, req *connect.Request[warrenv1.CommitRequest]) (*connect.Response[warrenv1.CommitResponse], error) {

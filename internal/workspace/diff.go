@@ -25,6 +25,8 @@ type DiffOptions struct {
 	All bool
 	// Stat writes a summary of changed files instead of the patch.
 	Stat bool
+	// SinceMark compares with what [Store.Mark] remembered, not with what the workspace was cut from.
+	SinceMark bool
 }
 
 // A file of more than these is not in a patch, and not in a commit: git would take minutes for it, and for a patch as much memory.
@@ -41,6 +43,18 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 	m, err := s.ready(id)
 	if err != nil {
 		return err
+	}
+	base := ""
+	if o.SinceMark {
+		// So that nobody replaces the mark meanwhile.
+		unlock, err := s.lock(ctx, id)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if base, err = s.marked(id); err != nil {
+			return err
+		}
 	}
 	sc, err := s.scratch(id)
 	if err != nil {
@@ -60,9 +74,10 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 			return err
 		}
 	}
-	base, err := s.baseTree(ctx, id, m, sc)
-	if err != nil {
-		return err
+	if base == "" {
+		if base, err = s.baseTree(ctx, id, m, sc); err != nil {
+			return err
+		}
 	}
 	// Without a work tree git reads no attributes, so that no file can have itself shown as binary.
 	diff := s.confined(id, m, sc, "diff-tree", "-r", "-M", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--src-prefix=a/", "--dst-prefix=b/")
@@ -73,6 +88,9 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 	}
 	if base == snap.tree {
 		return nil
+	}
+	if o.SinceMark {
+		diff.Alternates = append(diff.Alternates, filepath.Join(s.dir(id), markDir, "objects"))
 	}
 	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
 	diff.Stdout = w

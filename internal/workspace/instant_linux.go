@@ -203,7 +203,7 @@ func (c *Copying) finish(ctx context.Context) error {
 		}
 		c.method = bySnapshot
 		scratch, err := filepath.Glob(filepath.Join(c.tmp, tmpPrefix+"*"))
-		for _, d := range scratch {
+		for _, d := range append(scratch, filepath.Join(c.tmp, markDir)) {
 			err = errors.Join(err, removeAll(d))
 		}
 		return err

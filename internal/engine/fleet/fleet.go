@@ -298,6 +298,7 @@ func (w workspaces) Size(context.Context, warren.WorkspaceID) (int64, error) { r
 func (w workspaces) Diff(context.Context, warren.WorkspaceID, engine.DiffOptions, io.Writer) error {
 	return errNothing
 }
+func (w workspaces) Mark(context.Context, warren.WorkspaceID) error { return errNothing }
 func (w workspaces) Commit(context.Context, warren.WorkspaceID, engine.CommitOptions) (*engine.Commit, error) {
 	return nil, errNothing
 }

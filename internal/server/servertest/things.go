@@ -96,6 +96,12 @@ func (e *Engine) CopyWorkspace(ctx context.Context, c engine.Caller, ref, name s
 	return &v, "copy", nil
 }
 
+// MarkWorkspace implements server.Engine.
+func (e *Engine) MarkWorkspace(ctx context.Context, c engine.Caller, ref string) error {
+	_, err := e.GetWorkspace(ctx, c, ref, false)
+	return err
+}
+
 // Patch is what Diff and FormatPatch return.
 var Patch = strings.Repeat("diff --git a/x b/x\n", 10_000)
 

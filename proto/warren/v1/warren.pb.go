@@ -5214,6 +5214,87 @@ func (x *CopyWorkspaceResponse) GetMethod() string {
 	return ""
 }
 
+type MarkWorkspaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of a workspace or of the sandbox that has it.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MarkWorkspaceRequest) Reset() {
+	*x = MarkWorkspaceRequest{}
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MarkWorkspaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MarkWorkspaceRequest) ProtoMessage() {}
+
+func (x *MarkWorkspaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MarkWorkspaceRequest.ProtoReflect.Descriptor instead.
+func (*MarkWorkspaceRequest) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *MarkWorkspaceRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type MarkWorkspaceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MarkWorkspaceResponse) Reset() {
+	*x = MarkWorkspaceResponse{}
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MarkWorkspaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MarkWorkspaceResponse) ProtoMessage() {}
+
+func (x *MarkWorkspaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MarkWorkspaceResponse.ProtoReflect.Descriptor instead.
+func (*MarkWorkspaceResponse) Descriptor() ([]byte, []int) {
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+}
+
 type DiffRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of a workspace or of the sandbox that has it.
@@ -5221,14 +5302,16 @@ type DiffRequest struct {
 	// Also files that git ignores.
 	All bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	// A summary of changed files instead of the patch.
-	Stat          bool `protobuf:"varint,3,opt,name=stat,proto3" json:"stat,omitempty"`
+	Stat bool `protobuf:"varint,3,opt,name=stat,proto3" json:"stat,omitempty"`
+	// Changes since the workspace was marked, see MarkWorkspace; failed precondition when it was not.
+	SinceMark     bool `protobuf:"varint,4,opt,name=since_mark,json=sinceMark,proto3" json:"since_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5323,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[73]
+	mi := &file_warren_v1_warren_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5336,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{73}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DiffRequest) GetId() string {
@@ -5277,6 +5360,13 @@ func (x *DiffRequest) GetStat() bool {
 	return false
 }
 
+func (x *DiffRequest) GetSinceMark() bool {
+	if x != nil {
+		return x.SinceMark
+	}
+	return false
+}
+
 type DiffResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
@@ -5286,7 +5376,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5298,7 +5388,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[74]
+	mi := &file_warren_v1_warren_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5311,7 +5401,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{74}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DiffResponse) GetChunk() []byte {
@@ -5336,7 +5426,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5348,7 +5438,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[75]
+	mi := &file_warren_v1_warren_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5451,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{75}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CommitRequest) GetId() string {
@@ -5412,7 +5502,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5424,7 +5514,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[76]
+	mi := &file_warren_v1_warren_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5437,7 +5527,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{76}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CommitResponse) GetCommit() string {
@@ -5482,7 +5572,7 @@ type PushRequest struct {
 
 func (x *PushRequest) Reset() {
 	*x = PushRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +5584,7 @@ func (x *PushRequest) String() string {
 func (*PushRequest) ProtoMessage() {}
 
 func (x *PushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[77]
+	mi := &file_warren_v1_warren_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5507,7 +5597,7 @@ func (x *PushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushRequest.ProtoReflect.Descriptor instead.
 func (*PushRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{77}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PushRequest) GetId() string {
@@ -5549,7 +5639,7 @@ type PushResponse struct {
 
 func (x *PushResponse) Reset() {
 	*x = PushResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5561,7 +5651,7 @@ func (x *PushResponse) String() string {
 func (*PushResponse) ProtoMessage() {}
 
 func (x *PushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[78]
+	mi := &file_warren_v1_warren_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5574,7 +5664,7 @@ func (x *PushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushResponse.ProtoReflect.Descriptor instead.
 func (*PushResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{78}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PushResponse) GetUrl() string {
@@ -5607,7 +5697,7 @@ type FormatPatchRequest struct {
 
 func (x *FormatPatchRequest) Reset() {
 	*x = FormatPatchRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5619,7 +5709,7 @@ func (x *FormatPatchRequest) String() string {
 func (*FormatPatchRequest) ProtoMessage() {}
 
 func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[79]
+	mi := &file_warren_v1_warren_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5632,7 +5722,7 @@ func (x *FormatPatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchRequest.ProtoReflect.Descriptor instead.
 func (*FormatPatchRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{79}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *FormatPatchRequest) GetId() string {
@@ -5651,7 +5741,7 @@ type FormatPatchResponse struct {
 
 func (x *FormatPatchResponse) Reset() {
 	*x = FormatPatchResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5663,7 +5753,7 @@ func (x *FormatPatchResponse) String() string {
 func (*FormatPatchResponse) ProtoMessage() {}
 
 func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[80]
+	mi := &file_warren_v1_warren_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5676,7 +5766,7 @@ func (x *FormatPatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FormatPatchResponse.ProtoReflect.Descriptor instead.
 func (*FormatPatchResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{80}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *FormatPatchResponse) GetChunk() []byte {
@@ -5701,7 +5791,7 @@ type Repo struct {
 
 func (x *Repo) Reset() {
 	*x = Repo{}
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5713,7 +5803,7 @@ func (x *Repo) String() string {
 func (*Repo) ProtoMessage() {}
 
 func (x *Repo) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[81]
+	mi := &file_warren_v1_warren_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5726,7 +5816,7 @@ func (x *Repo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Repo.ProtoReflect.Descriptor instead.
 func (*Repo) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{81}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Repo) GetId() string {
@@ -5780,7 +5870,7 @@ type FetchRepoRequest struct {
 
 func (x *FetchRepoRequest) Reset() {
 	*x = FetchRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5792,7 +5882,7 @@ func (x *FetchRepoRequest) String() string {
 func (*FetchRepoRequest) ProtoMessage() {}
 
 func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[82]
+	mi := &file_warren_v1_warren_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5805,7 +5895,7 @@ func (x *FetchRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoRequest.ProtoReflect.Descriptor instead.
 func (*FetchRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{82}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *FetchRepoRequest) GetUrl() string {
@@ -5828,7 +5918,7 @@ type FetchRepoResponse struct {
 
 func (x *FetchRepoResponse) Reset() {
 	*x = FetchRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +5930,7 @@ func (x *FetchRepoResponse) String() string {
 func (*FetchRepoResponse) ProtoMessage() {}
 
 func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[83]
+	mi := &file_warren_v1_warren_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +5943,7 @@ func (x *FetchRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRepoResponse.ProtoReflect.Descriptor instead.
 func (*FetchRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{83}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *FetchRepoResponse) GetEvent() isFetchRepoResponse_Event {
@@ -5905,7 +5995,7 @@ type ListReposRequest struct {
 
 func (x *ListReposRequest) Reset() {
 	*x = ListReposRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5917,7 +6007,7 @@ func (x *ListReposRequest) String() string {
 func (*ListReposRequest) ProtoMessage() {}
 
 func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[84]
+	mi := &file_warren_v1_warren_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5930,7 +6020,7 @@ func (x *ListReposRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposRequest.ProtoReflect.Descriptor instead.
 func (*ListReposRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{84}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
 }
 
 type ListReposResponse struct {
@@ -5942,7 +6032,7 @@ type ListReposResponse struct {
 
 func (x *ListReposResponse) Reset() {
 	*x = ListReposResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5954,7 +6044,7 @@ func (x *ListReposResponse) String() string {
 func (*ListReposResponse) ProtoMessage() {}
 
 func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[85]
+	mi := &file_warren_v1_warren_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5967,7 +6057,7 @@ func (x *ListReposResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReposResponse.ProtoReflect.Descriptor instead.
 func (*ListReposResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{85}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListReposResponse) GetRepos() []*Repo {
@@ -5988,7 +6078,7 @@ type DeleteRepoRequest struct {
 
 func (x *DeleteRepoRequest) Reset() {
 	*x = DeleteRepoRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6000,7 +6090,7 @@ func (x *DeleteRepoRequest) String() string {
 func (*DeleteRepoRequest) ProtoMessage() {}
 
 func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[86]
+	mi := &file_warren_v1_warren_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6013,7 +6103,7 @@ func (x *DeleteRepoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRepoRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{86}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DeleteRepoRequest) GetId() string {
@@ -6038,7 +6128,7 @@ type DeleteRepoResponse struct {
 
 func (x *DeleteRepoResponse) Reset() {
 	*x = DeleteRepoResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6050,7 +6140,7 @@ func (x *DeleteRepoResponse) String() string {
 func (*DeleteRepoResponse) ProtoMessage() {}
 
 func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[87]
+	mi := &file_warren_v1_warren_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6063,7 +6153,7 @@ func (x *DeleteRepoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRepoResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRepoResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{87}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
 }
 
 type Image struct {
@@ -6084,7 +6174,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6096,7 +6186,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[88]
+	mi := &file_warren_v1_warren_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6109,7 +6199,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{88}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Image) GetName() string {
@@ -6190,7 +6280,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6202,7 +6292,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[89]
+	mi := &file_warren_v1_warren_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6215,7 +6305,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{89}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -6259,7 +6349,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6271,7 +6361,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[90]
+	mi := &file_warren_v1_warren_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6284,7 +6374,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{90}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PullImageResponse) GetEvent() isPullImageResponse_Event {
@@ -6339,7 +6429,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6351,7 +6441,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[91]
+	mi := &file_warren_v1_warren_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6364,7 +6454,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{91}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ImportImageRequest) GetName() string {
@@ -6390,7 +6480,7 @@ type ImportImageResponse struct {
 
 func (x *ImportImageResponse) Reset() {
 	*x = ImportImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6402,7 +6492,7 @@ func (x *ImportImageResponse) String() string {
 func (*ImportImageResponse) ProtoMessage() {}
 
 func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[92]
+	mi := &file_warren_v1_warren_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6415,7 +6505,7 @@ func (x *ImportImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageResponse.ProtoReflect.Descriptor instead.
 func (*ImportImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{92}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ImportImageResponse) GetImage() *Image {
@@ -6439,7 +6529,7 @@ type BootstrapImageRequest struct {
 
 func (x *BootstrapImageRequest) Reset() {
 	*x = BootstrapImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +6541,7 @@ func (x *BootstrapImageRequest) String() string {
 func (*BootstrapImageRequest) ProtoMessage() {}
 
 func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[93]
+	mi := &file_warren_v1_warren_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +6554,7 @@ func (x *BootstrapImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageRequest.ProtoReflect.Descriptor instead.
 func (*BootstrapImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{93}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *BootstrapImageRequest) GetName() string {
@@ -6508,7 +6598,7 @@ type BootstrapImageResponse struct {
 
 func (x *BootstrapImageResponse) Reset() {
 	*x = BootstrapImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6520,7 +6610,7 @@ func (x *BootstrapImageResponse) String() string {
 func (*BootstrapImageResponse) ProtoMessage() {}
 
 func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[94]
+	mi := &file_warren_v1_warren_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6533,7 +6623,7 @@ func (x *BootstrapImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapImageResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{94}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *BootstrapImageResponse) GetEvent() isBootstrapImageResponse_Event {
@@ -6585,7 +6675,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6597,7 +6687,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[95]
+	mi := &file_warren_v1_warren_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6610,7 +6700,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{95}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
 }
 
 type ListImagesResponse struct {
@@ -6622,7 +6712,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6634,7 +6724,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[96]
+	mi := &file_warren_v1_warren_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6647,7 +6737,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{96}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -6666,7 +6756,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6678,7 +6768,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[97]
+	mi := &file_warren_v1_warren_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6691,7 +6781,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{97}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *GetImageRequest) GetName() string {
@@ -6710,7 +6800,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6722,7 +6812,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[98]
+	mi := &file_warren_v1_warren_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6735,7 +6825,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{98}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -6755,7 +6845,7 @@ type DeleteImageRequest struct {
 
 func (x *DeleteImageRequest) Reset() {
 	*x = DeleteImageRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6767,7 +6857,7 @@ func (x *DeleteImageRequest) String() string {
 func (*DeleteImageRequest) ProtoMessage() {}
 
 func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[99]
+	mi := &file_warren_v1_warren_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6780,7 +6870,7 @@ func (x *DeleteImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageRequest.ProtoReflect.Descriptor instead.
 func (*DeleteImageRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{99}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DeleteImageRequest) GetName() string {
@@ -6805,7 +6895,7 @@ type DeleteImageResponse struct {
 
 func (x *DeleteImageResponse) Reset() {
 	*x = DeleteImageResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6817,7 +6907,7 @@ func (x *DeleteImageResponse) String() string {
 func (*DeleteImageResponse) ProtoMessage() {}
 
 func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[100]
+	mi := &file_warren_v1_warren_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6830,7 +6920,7 @@ func (x *DeleteImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteImageResponse.ProtoReflect.Descriptor instead.
 func (*DeleteImageResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{100}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
 }
 
 type GetVersionRequest struct {
@@ -6841,7 +6931,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6853,7 +6943,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[101]
+	mi := &file_warren_v1_warren_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6866,7 +6956,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{101}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
 }
 
 type GetVersionResponse struct {
@@ -6884,7 +6974,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6896,7 +6986,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[102]
+	mi := &file_warren_v1_warren_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6909,7 +6999,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{102}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GetVersionResponse) GetVersion() string {
@@ -6962,7 +7052,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6974,7 +7064,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[103]
+	mi := &file_warren_v1_warren_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6987,7 +7077,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{103}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
 }
 
 type DoctorResponse struct {
@@ -6999,7 +7089,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7011,7 +7101,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[104]
+	mi := &file_warren_v1_warren_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7024,7 +7114,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorResponse_Check {
@@ -7046,7 +7136,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7058,7 +7148,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[105]
+	mi := &file_warren_v1_warren_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7071,7 +7161,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{105}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateTokenRequest) GetUser() string {
@@ -7105,7 +7195,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7117,7 +7207,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[106]
+	mi := &file_warren_v1_warren_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7130,7 +7220,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -7161,7 +7251,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7173,7 +7263,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[107]
+	mi := &file_warren_v1_warren_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7186,7 +7276,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{107}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Token) GetId() string {
@@ -7239,7 +7329,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7251,7 +7341,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[108]
+	mi := &file_warren_v1_warren_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7264,7 +7354,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{108}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
 }
 
 type ListTokensResponse struct {
@@ -7276,7 +7366,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7288,7 +7378,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[109]
+	mi := &file_warren_v1_warren_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7301,7 +7391,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{109}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -7320,7 +7410,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7332,7 +7422,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[110]
+	mi := &file_warren_v1_warren_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7345,7 +7435,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{110}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -7363,7 +7453,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7375,7 +7465,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[111]
+	mi := &file_warren_v1_warren_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7388,7 +7478,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{111}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
 }
 
 type Policy struct {
@@ -7406,7 +7496,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7418,7 +7508,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[112]
+	mi := &file_warren_v1_warren_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7431,7 +7521,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{112}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Policy) GetName() string {
@@ -7478,7 +7568,7 @@ type Secret struct {
 
 func (x *Secret) Reset() {
 	*x = Secret{}
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7490,7 +7580,7 @@ func (x *Secret) String() string {
 func (*Secret) ProtoMessage() {}
 
 func (x *Secret) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[113]
+	mi := &file_warren_v1_warren_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7503,7 +7593,7 @@ func (x *Secret) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secret.ProtoReflect.Descriptor instead.
 func (*Secret) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{113}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Secret) GetName() string {
@@ -7553,7 +7643,7 @@ type SetSecretRequest struct {
 
 func (x *SetSecretRequest) Reset() {
 	*x = SetSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7565,7 +7655,7 @@ func (x *SetSecretRequest) String() string {
 func (*SetSecretRequest) ProtoMessage() {}
 
 func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[114]
+	mi := &file_warren_v1_warren_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7578,7 +7668,7 @@ func (x *SetSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretRequest.ProtoReflect.Descriptor instead.
 func (*SetSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{114}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *SetSecretRequest) GetName() string {
@@ -7604,7 +7694,7 @@ type SetSecretResponse struct {
 
 func (x *SetSecretResponse) Reset() {
 	*x = SetSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7616,7 +7706,7 @@ func (x *SetSecretResponse) String() string {
 func (*SetSecretResponse) ProtoMessage() {}
 
 func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[115]
+	mi := &file_warren_v1_warren_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7629,7 +7719,7 @@ func (x *SetSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSecretResponse.ProtoReflect.Descriptor instead.
 func (*SetSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{115}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *SetSecretResponse) GetSecret() *Secret {
@@ -7647,7 +7737,7 @@ type ListSecretsRequest struct {
 
 func (x *ListSecretsRequest) Reset() {
 	*x = ListSecretsRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7659,7 +7749,7 @@ func (x *ListSecretsRequest) String() string {
 func (*ListSecretsRequest) ProtoMessage() {}
 
 func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[116]
+	mi := &file_warren_v1_warren_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7672,7 +7762,7 @@ func (x *ListSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsRequest.ProtoReflect.Descriptor instead.
 func (*ListSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{116}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
 }
 
 type ListSecretsResponse struct {
@@ -7684,7 +7774,7 @@ type ListSecretsResponse struct {
 
 func (x *ListSecretsResponse) Reset() {
 	*x = ListSecretsResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7696,7 +7786,7 @@ func (x *ListSecretsResponse) String() string {
 func (*ListSecretsResponse) ProtoMessage() {}
 
 func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[117]
+	mi := &file_warren_v1_warren_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7709,7 +7799,7 @@ func (x *ListSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecretsResponse.ProtoReflect.Descriptor instead.
 func (*ListSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{117}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ListSecretsResponse) GetSecrets() []*Secret {
@@ -7728,7 +7818,7 @@ type DeleteSecretRequest struct {
 
 func (x *DeleteSecretRequest) Reset() {
 	*x = DeleteSecretRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7740,7 +7830,7 @@ func (x *DeleteSecretRequest) String() string {
 func (*DeleteSecretRequest) ProtoMessage() {}
 
 func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[118]
+	mi := &file_warren_v1_warren_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7753,7 +7843,7 @@ func (x *DeleteSecretRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecretRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{118}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DeleteSecretRequest) GetName() string {
@@ -7771,7 +7861,7 @@ type DeleteSecretResponse struct {
 
 func (x *DeleteSecretResponse) Reset() {
 	*x = DeleteSecretResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7783,7 +7873,7 @@ func (x *DeleteSecretResponse) String() string {
 func (*DeleteSecretResponse) ProtoMessage() {}
 
 func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[119]
+	mi := &file_warren_v1_warren_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7796,7 +7886,7 @@ func (x *DeleteSecretResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecretResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecretResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{119}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
 }
 
 type ListPoliciesRequest struct {
@@ -7807,7 +7897,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7819,7 +7909,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[120]
+	mi := &file_warren_v1_warren_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7832,7 +7922,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{120}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
 }
 
 type ListPoliciesResponse struct {
@@ -7844,7 +7934,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7856,7 +7946,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[121]
+	mi := &file_warren_v1_warren_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7869,7 +7959,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{121}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -7888,7 +7978,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7900,7 +7990,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[122]
+	mi := &file_warren_v1_warren_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7913,7 +8003,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{122}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *GetPolicyRequest) GetName() string {
@@ -7932,7 +8022,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7944,7 +8034,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[123]
+	mi := &file_warren_v1_warren_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7957,7 +8047,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{123}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -7978,7 +8068,7 @@ type CheckPolicyRequest struct {
 
 func (x *CheckPolicyRequest) Reset() {
 	*x = CheckPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7990,7 +8080,7 @@ func (x *CheckPolicyRequest) String() string {
 func (*CheckPolicyRequest) ProtoMessage() {}
 
 func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[124]
+	mi := &file_warren_v1_warren_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8003,7 +8093,7 @@ func (x *CheckPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyRequest.ProtoReflect.Descriptor instead.
 func (*CheckPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{124}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *CheckPolicyRequest) GetName() string {
@@ -8036,7 +8126,7 @@ type PolicyFinding struct {
 
 func (x *PolicyFinding) Reset() {
 	*x = PolicyFinding{}
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8048,7 +8138,7 @@ func (x *PolicyFinding) String() string {
 func (*PolicyFinding) ProtoMessage() {}
 
 func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[125]
+	mi := &file_warren_v1_warren_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8061,7 +8151,7 @@ func (x *PolicyFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyFinding.ProtoReflect.Descriptor instead.
 func (*PolicyFinding) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{125}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *PolicyFinding) GetSeverity() string {
@@ -8112,7 +8202,7 @@ type CheckPolicyResponse struct {
 
 func (x *CheckPolicyResponse) Reset() {
 	*x = CheckPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[126]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8124,7 +8214,7 @@ func (x *CheckPolicyResponse) String() string {
 func (*CheckPolicyResponse) ProtoMessage() {}
 
 func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[126]
+	mi := &file_warren_v1_warren_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8137,7 +8227,7 @@ func (x *CheckPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckPolicyResponse.ProtoReflect.Descriptor instead.
 func (*CheckPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{126}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *CheckPolicyResponse) GetFindings() []*PolicyFinding {
@@ -8177,7 +8267,7 @@ type ExplainPolicyRequest struct {
 
 func (x *ExplainPolicyRequest) Reset() {
 	*x = ExplainPolicyRequest{}
-	mi := &file_warren_v1_warren_proto_msgTypes[127]
+	mi := &file_warren_v1_warren_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8189,7 +8279,7 @@ func (x *ExplainPolicyRequest) String() string {
 func (*ExplainPolicyRequest) ProtoMessage() {}
 
 func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[127]
+	mi := &file_warren_v1_warren_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8202,7 +8292,7 @@ func (x *ExplainPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{127}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExplainPolicyRequest) GetOf() isExplainPolicyRequest_Of {
@@ -8282,7 +8372,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8294,7 +8384,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[128]
+	mi := &file_warren_v1_warren_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8307,7 +8397,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{128}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *PolicyStep) GetRule() string {
@@ -8352,7 +8442,7 @@ type ExplainPolicyResponse struct {
 
 func (x *ExplainPolicyResponse) Reset() {
 	*x = ExplainPolicyResponse{}
-	mi := &file_warren_v1_warren_proto_msgTypes[129]
+	mi := &file_warren_v1_warren_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8364,7 +8454,7 @@ func (x *ExplainPolicyResponse) String() string {
 func (*ExplainPolicyResponse) ProtoMessage() {}
 
 func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[129]
+	mi := &file_warren_v1_warren_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8377,7 +8467,7 @@ func (x *ExplainPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{129}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ExplainPolicyResponse) GetPolicy() string {
@@ -8429,7 +8519,7 @@ type DoctorResponse_Check struct {
 
 func (x *DoctorResponse_Check) Reset() {
 	*x = DoctorResponse_Check{}
-	mi := &file_warren_v1_warren_proto_msgTypes[139]
+	mi := &file_warren_v1_warren_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8441,7 +8531,7 @@ func (x *DoctorResponse_Check) String() string {
 func (*DoctorResponse_Check) ProtoMessage() {}
 
 func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
-	mi := &file_warren_v1_warren_proto_msgTypes[139]
+	mi := &file_warren_v1_warren_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8454,7 +8544,7 @@ func (x *DoctorResponse_Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse_Check.ProtoReflect.Descriptor instead.
 func (*DoctorResponse_Check) Descriptor() ([]byte, []int) {
-	return file_warren_v1_warren_proto_rawDescGZIP(), []int{104, 0}
+	return file_warren_v1_warren_proto_rawDescGZIP(), []int{106, 0}
 }
 
 func (x *DoctorResponse_Check) GetName() string {
@@ -8896,11 +8986,16 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"c\n" +
 	"\x15CopyWorkspaceResponse\x122\n" +
 	"\tworkspace\x18\x01 \x01(\v2\x14.warren.v1.WorkspaceR\tworkspace\x12\x16\n" +
-	"\x06method\x18\x02 \x01(\tR\x06method\"C\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\"&\n" +
+	"\x14MarkWorkspaceRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x15MarkWorkspaceResponse\"b\n" +
 	"\vDiffRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x12\n" +
-	"\x04stat\x18\x03 \x01(\bR\x04stat\"$\n" +
+	"\x04stat\x18\x03 \x01(\bR\x04stat\x12\x1d\n" +
+	"\n" +
+	"since_mark\x18\x04 \x01(\bR\tsinceMark\"$\n" +
 	"\fDiffResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"{\n" +
 	"\rCommitRequest\x12\x0e\n" +
@@ -9143,13 +9238,14 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\vPutTemplate\x12\x1d.warren.v1.PutTemplateRequest\x1a\x1e.warren.v1.PutTemplateResponse\x12L\n" +
 	"\vGetTemplate\x12\x1d.warren.v1.GetTemplateRequest\x1a\x1e.warren.v1.GetTemplateResponse\x12R\n" +
 	"\rListTemplates\x12\x1f.warren.v1.ListTemplatesRequest\x1a .warren.v1.ListTemplatesResponse\x12U\n" +
-	"\x0eDeleteTemplate\x12 .warren.v1.DeleteTemplateRequest\x1a!.warren.v1.DeleteTemplateResponse2\xc7\x05\n" +
+	"\x0eDeleteTemplate\x12 .warren.v1.DeleteTemplateRequest\x1a!.warren.v1.DeleteTemplateResponse2\x9b\x06\n" +
 	"\x10WorkspaceService\x12Z\n" +
 	"\x0fCreateWorkspace\x12!.warren.v1.CreateWorkspaceRequest\x1a\".warren.v1.CreateWorkspaceResponse0\x01\x12O\n" +
 	"\fGetWorkspace\x12\x1e.warren.v1.GetWorkspaceRequest\x1a\x1f.warren.v1.GetWorkspaceResponse\x12U\n" +
 	"\x0eListWorkspaces\x12 .warren.v1.ListWorkspacesRequest\x1a!.warren.v1.ListWorkspacesResponse\x12X\n" +
 	"\x0fDeleteWorkspace\x12!.warren.v1.DeleteWorkspaceRequest\x1a\".warren.v1.DeleteWorkspaceResponse\x12R\n" +
-	"\rCopyWorkspace\x12\x1f.warren.v1.CopyWorkspaceRequest\x1a .warren.v1.CopyWorkspaceResponse\x129\n" +
+	"\rCopyWorkspace\x12\x1f.warren.v1.CopyWorkspaceRequest\x1a .warren.v1.CopyWorkspaceResponse\x12R\n" +
+	"\rMarkWorkspace\x12\x1f.warren.v1.MarkWorkspaceRequest\x1a .warren.v1.MarkWorkspaceResponse\x129\n" +
 	"\x04Diff\x12\x16.warren.v1.DiffRequest\x1a\x17.warren.v1.DiffResponse0\x01\x12=\n" +
 	"\x06Commit\x12\x18.warren.v1.CommitRequest\x1a\x19.warren.v1.CommitResponse\x127\n" +
 	"\x04Push\x12\x16.warren.v1.PushRequest\x1a\x17.warren.v1.PushResponse\x12N\n" +
@@ -9198,7 +9294,7 @@ func file_warren_v1_warren_proto_rawDescGZIP() []byte {
 }
 
 var file_warren_v1_warren_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 140)
+var file_warren_v1_warren_proto_msgTypes = make([]protoimpl.MessageInfo, 142)
 var file_warren_v1_warren_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: warren.v1.SandboxState
 	(IdleAction)(0),                 // 1: warren.v1.IdleAction
@@ -9277,189 +9373,191 @@ var file_warren_v1_warren_proto_goTypes = []any{
 	(*DeleteWorkspaceResponse)(nil), // 74: warren.v1.DeleteWorkspaceResponse
 	(*CopyWorkspaceRequest)(nil),    // 75: warren.v1.CopyWorkspaceRequest
 	(*CopyWorkspaceResponse)(nil),   // 76: warren.v1.CopyWorkspaceResponse
-	(*DiffRequest)(nil),             // 77: warren.v1.DiffRequest
-	(*DiffResponse)(nil),            // 78: warren.v1.DiffResponse
-	(*CommitRequest)(nil),           // 79: warren.v1.CommitRequest
-	(*CommitResponse)(nil),          // 80: warren.v1.CommitResponse
-	(*PushRequest)(nil),             // 81: warren.v1.PushRequest
-	(*PushResponse)(nil),            // 82: warren.v1.PushResponse
-	(*FormatPatchRequest)(nil),      // 83: warren.v1.FormatPatchRequest
-	(*FormatPatchResponse)(nil),     // 84: warren.v1.FormatPatchResponse
-	(*Repo)(nil),                    // 85: warren.v1.Repo
-	(*FetchRepoRequest)(nil),        // 86: warren.v1.FetchRepoRequest
-	(*FetchRepoResponse)(nil),       // 87: warren.v1.FetchRepoResponse
-	(*ListReposRequest)(nil),        // 88: warren.v1.ListReposRequest
-	(*ListReposResponse)(nil),       // 89: warren.v1.ListReposResponse
-	(*DeleteRepoRequest)(nil),       // 90: warren.v1.DeleteRepoRequest
-	(*DeleteRepoResponse)(nil),      // 91: warren.v1.DeleteRepoResponse
-	(*Image)(nil),                   // 92: warren.v1.Image
-	(*PullImageRequest)(nil),        // 93: warren.v1.PullImageRequest
-	(*PullImageResponse)(nil),       // 94: warren.v1.PullImageResponse
-	(*ImportImageRequest)(nil),      // 95: warren.v1.ImportImageRequest
-	(*ImportImageResponse)(nil),     // 96: warren.v1.ImportImageResponse
-	(*BootstrapImageRequest)(nil),   // 97: warren.v1.BootstrapImageRequest
-	(*BootstrapImageResponse)(nil),  // 98: warren.v1.BootstrapImageResponse
-	(*ListImagesRequest)(nil),       // 99: warren.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 100: warren.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 101: warren.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 102: warren.v1.GetImageResponse
-	(*DeleteImageRequest)(nil),      // 103: warren.v1.DeleteImageRequest
-	(*DeleteImageResponse)(nil),     // 104: warren.v1.DeleteImageResponse
-	(*GetVersionRequest)(nil),       // 105: warren.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),      // 106: warren.v1.GetVersionResponse
-	(*DoctorRequest)(nil),           // 107: warren.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 108: warren.v1.DoctorResponse
-	(*CreateTokenRequest)(nil),      // 109: warren.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 110: warren.v1.CreateTokenResponse
-	(*Token)(nil),                   // 111: warren.v1.Token
-	(*ListTokensRequest)(nil),       // 112: warren.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 113: warren.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 114: warren.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 115: warren.v1.DeleteTokenResponse
-	(*Policy)(nil),                  // 116: warren.v1.Policy
-	(*Secret)(nil),                  // 117: warren.v1.Secret
-	(*SetSecretRequest)(nil),        // 118: warren.v1.SetSecretRequest
-	(*SetSecretResponse)(nil),       // 119: warren.v1.SetSecretResponse
-	(*ListSecretsRequest)(nil),      // 120: warren.v1.ListSecretsRequest
-	(*ListSecretsResponse)(nil),     // 121: warren.v1.ListSecretsResponse
-	(*DeleteSecretRequest)(nil),     // 122: warren.v1.DeleteSecretRequest
-	(*DeleteSecretResponse)(nil),    // 123: warren.v1.DeleteSecretResponse
-	(*ListPoliciesRequest)(nil),     // 124: warren.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),    // 125: warren.v1.ListPoliciesResponse
-	(*GetPolicyRequest)(nil),        // 126: warren.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),       // 127: warren.v1.GetPolicyResponse
-	(*CheckPolicyRequest)(nil),      // 128: warren.v1.CheckPolicyRequest
-	(*PolicyFinding)(nil),           // 129: warren.v1.PolicyFinding
-	(*CheckPolicyResponse)(nil),     // 130: warren.v1.CheckPolicyResponse
-	(*ExplainPolicyRequest)(nil),    // 131: warren.v1.ExplainPolicyRequest
-	(*PolicyStep)(nil),              // 132: warren.v1.PolicyStep
-	(*ExplainPolicyResponse)(nil),   // 133: warren.v1.ExplainPolicyResponse
-	nil,                             // 134: warren.v1.SandboxSpec.EnvEntry
-	nil,                             // 135: warren.v1.SandboxSpec.LabelsEntry
-	nil,                             // 136: warren.v1.SandboxSpec.DriverOptionsEntry
-	nil,                             // 137: warren.v1.ListSandboxesRequest.LabelsEntry
-	nil,                             // 138: warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	nil,                             // 139: warren.v1.ForkSandboxRequest.EnvEntry
-	nil,                             // 140: warren.v1.ForkSandboxRequest.LabelsEntry
-	nil,                             // 141: warren.v1.Event.FieldsEntry
-	nil,                             // 142: warren.v1.Image.EnvEntry
-	(*DoctorResponse_Check)(nil),    // 143: warren.v1.DoctorResponse.Check
-	(*durationpb.Duration)(nil),     // 144: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 145: google.protobuf.Timestamp
+	(*MarkWorkspaceRequest)(nil),    // 77: warren.v1.MarkWorkspaceRequest
+	(*MarkWorkspaceResponse)(nil),   // 78: warren.v1.MarkWorkspaceResponse
+	(*DiffRequest)(nil),             // 79: warren.v1.DiffRequest
+	(*DiffResponse)(nil),            // 80: warren.v1.DiffResponse
+	(*CommitRequest)(nil),           // 81: warren.v1.CommitRequest
+	(*CommitResponse)(nil),          // 82: warren.v1.CommitResponse
+	(*PushRequest)(nil),             // 83: warren.v1.PushRequest
+	(*PushResponse)(nil),            // 84: warren.v1.PushResponse
+	(*FormatPatchRequest)(nil),      // 85: warren.v1.FormatPatchRequest
+	(*FormatPatchResponse)(nil),     // 86: warren.v1.FormatPatchResponse
+	(*Repo)(nil),                    // 87: warren.v1.Repo
+	(*FetchRepoRequest)(nil),        // 88: warren.v1.FetchRepoRequest
+	(*FetchRepoResponse)(nil),       // 89: warren.v1.FetchRepoResponse
+	(*ListReposRequest)(nil),        // 90: warren.v1.ListReposRequest
+	(*ListReposResponse)(nil),       // 91: warren.v1.ListReposResponse
+	(*DeleteRepoRequest)(nil),       // 92: warren.v1.DeleteRepoRequest
+	(*DeleteRepoResponse)(nil),      // 93: warren.v1.DeleteRepoResponse
+	(*Image)(nil),                   // 94: warren.v1.Image
+	(*PullImageRequest)(nil),        // 95: warren.v1.PullImageRequest
+	(*PullImageResponse)(nil),       // 96: warren.v1.PullImageResponse
+	(*ImportImageRequest)(nil),      // 97: warren.v1.ImportImageRequest
+	(*ImportImageResponse)(nil),     // 98: warren.v1.ImportImageResponse
+	(*BootstrapImageRequest)(nil),   // 99: warren.v1.BootstrapImageRequest
+	(*BootstrapImageResponse)(nil),  // 100: warren.v1.BootstrapImageResponse
+	(*ListImagesRequest)(nil),       // 101: warren.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 102: warren.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 103: warren.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 104: warren.v1.GetImageResponse
+	(*DeleteImageRequest)(nil),      // 105: warren.v1.DeleteImageRequest
+	(*DeleteImageResponse)(nil),     // 106: warren.v1.DeleteImageResponse
+	(*GetVersionRequest)(nil),       // 107: warren.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),      // 108: warren.v1.GetVersionResponse
+	(*DoctorRequest)(nil),           // 109: warren.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 110: warren.v1.DoctorResponse
+	(*CreateTokenRequest)(nil),      // 111: warren.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 112: warren.v1.CreateTokenResponse
+	(*Token)(nil),                   // 113: warren.v1.Token
+	(*ListTokensRequest)(nil),       // 114: warren.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 115: warren.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 116: warren.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 117: warren.v1.DeleteTokenResponse
+	(*Policy)(nil),                  // 118: warren.v1.Policy
+	(*Secret)(nil),                  // 119: warren.v1.Secret
+	(*SetSecretRequest)(nil),        // 120: warren.v1.SetSecretRequest
+	(*SetSecretResponse)(nil),       // 121: warren.v1.SetSecretResponse
+	(*ListSecretsRequest)(nil),      // 122: warren.v1.ListSecretsRequest
+	(*ListSecretsResponse)(nil),     // 123: warren.v1.ListSecretsResponse
+	(*DeleteSecretRequest)(nil),     // 124: warren.v1.DeleteSecretRequest
+	(*DeleteSecretResponse)(nil),    // 125: warren.v1.DeleteSecretResponse
+	(*ListPoliciesRequest)(nil),     // 126: warren.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),    // 127: warren.v1.ListPoliciesResponse
+	(*GetPolicyRequest)(nil),        // 128: warren.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),       // 129: warren.v1.GetPolicyResponse
+	(*CheckPolicyRequest)(nil),      // 130: warren.v1.CheckPolicyRequest
+	(*PolicyFinding)(nil),           // 131: warren.v1.PolicyFinding
+	(*CheckPolicyResponse)(nil),     // 132: warren.v1.CheckPolicyResponse
+	(*ExplainPolicyRequest)(nil),    // 133: warren.v1.ExplainPolicyRequest
+	(*PolicyStep)(nil),              // 134: warren.v1.PolicyStep
+	(*ExplainPolicyResponse)(nil),   // 135: warren.v1.ExplainPolicyResponse
+	nil,                             // 136: warren.v1.SandboxSpec.EnvEntry
+	nil,                             // 137: warren.v1.SandboxSpec.LabelsEntry
+	nil,                             // 138: warren.v1.SandboxSpec.DriverOptionsEntry
+	nil,                             // 139: warren.v1.ListSandboxesRequest.LabelsEntry
+	nil,                             // 140: warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	nil,                             // 141: warren.v1.ForkSandboxRequest.EnvEntry
+	nil,                             // 142: warren.v1.ForkSandboxRequest.LabelsEntry
+	nil,                             // 143: warren.v1.Event.FieldsEntry
+	nil,                             // 144: warren.v1.Image.EnvEntry
+	(*DoctorResponse_Check)(nil),    // 145: warren.v1.DoctorResponse.Check
+	(*durationpb.Duration)(nil),     // 146: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 147: google.protobuf.Timestamp
 }
 var file_warren_v1_warren_proto_depIdxs = []int32{
 	7,   // 0: warren.v1.SandboxSpec.repo:type_name -> warren.v1.RepoSource
 	5,   // 1: warren.v1.SandboxSpec.resources:type_name -> warren.v1.Resources
-	134, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
+	136, // 2: warren.v1.SandboxSpec.env:type_name -> warren.v1.SandboxSpec.EnvEntry
 	6,   // 3: warren.v1.SandboxSpec.mounts:type_name -> warren.v1.Mount
 	2,   // 4: warren.v1.SandboxSpec.restart:type_name -> warren.v1.RestartPolicy
-	135, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
-	144, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
-	136, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
+	137, // 5: warren.v1.SandboxSpec.labels:type_name -> warren.v1.SandboxSpec.LabelsEntry
+	146, // 6: warren.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 7: warren.v1.SandboxSpec.ttl:type_name -> google.protobuf.Duration
+	138, // 8: warren.v1.SandboxSpec.driver_options:type_name -> warren.v1.SandboxSpec.DriverOptionsEntry
 	1,   // 9: warren.v1.SandboxSpec.idle_action:type_name -> warren.v1.IdleAction
 	1,   // 10: warren.v1.SandboxSpec.ttl_action:type_name -> warren.v1.IdleAction
-	144, // 11: warren.v1.SandboxSpec.max_lifetime:type_name -> google.protobuf.Duration
-	145, // 12: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
-	144, // 13: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
-	144, // 14: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
+	146, // 11: warren.v1.SandboxSpec.max_lifetime:type_name -> google.protobuf.Duration
+	147, // 12: warren.v1.Failure.time:type_name -> google.protobuf.Timestamp
+	146, // 13: warren.v1.Milestone.start:type_name -> google.protobuf.Duration
+	146, // 14: warren.v1.Milestone.duration:type_name -> google.protobuf.Duration
 	0,   // 15: warren.v1.Sandbox.state:type_name -> warren.v1.SandboxState
 	8,   // 16: warren.v1.Sandbox.spec:type_name -> warren.v1.SandboxSpec
 	5,   // 17: warren.v1.Sandbox.resources:type_name -> warren.v1.Resources
-	145, // 18: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	145, // 19: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
-	145, // 20: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	147, // 18: warren.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	147, // 19: warren.v1.Sandbox.last_active:type_name -> google.protobuf.Timestamp
+	147, // 20: warren.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	9,   // 21: warren.v1.Sandbox.failure:type_name -> warren.v1.Failure
 	10,  // 22: warren.v1.Sandbox.timing:type_name -> warren.v1.Milestone
-	145, // 23: warren.v1.Sandbox.pauses:type_name -> google.protobuf.Timestamp
+	147, // 23: warren.v1.Sandbox.pauses:type_name -> google.protobuf.Timestamp
 	8,   // 24: warren.v1.CreateSandboxRequest.spec:type_name -> warren.v1.SandboxSpec
 	12,  // 25: warren.v1.CreateSandboxResponse.progress:type_name -> warren.v1.Progress
 	11,  // 26: warren.v1.CreateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 27: warren.v1.GetSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	137, // 28: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
+	139, // 28: warren.v1.ListSandboxesRequest.labels:type_name -> warren.v1.ListSandboxesRequest.LabelsEntry
 	0,   // 29: warren.v1.ListSandboxesRequest.states:type_name -> warren.v1.SandboxState
 	11,  // 30: warren.v1.ListSandboxesResponse.sandboxes:type_name -> warren.v1.Sandbox
-	138, // 31: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
-	144, // 32: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 33: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	140, // 31: warren.v1.UpdateSandboxRequest.set_labels:type_name -> warren.v1.UpdateSandboxRequest.SetLabelsEntry
+	146, // 32: warren.v1.UpdateSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 33: warren.v1.UpdateSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	1,   // 34: warren.v1.UpdateSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
 	1,   // 35: warren.v1.UpdateSandboxRequest.ttl_action:type_name -> warren.v1.IdleAction
 	11,  // 36: warren.v1.UpdateSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 37: warren.v1.RestartSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 38: warren.v1.PauseSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	11,  // 39: warren.v1.ResumeSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	139, // 40: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
-	140, // 41: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
-	144, // 42: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
-	144, // 43: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
+	141, // 40: warren.v1.ForkSandboxRequest.env:type_name -> warren.v1.ForkSandboxRequest.EnvEntry
+	142, // 41: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
+	146, // 42: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 43: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
 	12,  // 44: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
 	31,  // 45: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
 	32,  // 46: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	144, // 47: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	146, // 47: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
 	3,   // 48: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
 	11,  // 49: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
 	4,   // 50: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
 	11,  // 51: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
 	3,   // 52: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
 	5,   // 53: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	145, // 54: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	144, // 55: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	147, // 54: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	146, // 55: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
 	12,  // 56: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
 	35,  // 57: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 58: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
 	35,  // 59: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	144, // 60: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	145, // 61: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	145, // 62: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	144, // 63: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	146, // 60: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	147, // 61: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	147, // 62: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	146, // 63: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
 	44,  // 64: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 65: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
 	44,  // 66: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	144, // 67: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	145, // 68: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	146, // 67: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	147, // 68: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
 	65,  // 69: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	144, // 70: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	146, // 70: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
 	59,  // 71: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
-	145, // 72: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	147, // 72: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
 	65,  // 73: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
 	63,  // 74: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
-	145, // 75: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	141, // 76: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	145, // 77: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	147, // 75: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	143, // 76: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	147, // 77: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
 	7,   // 78: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
 	12,  // 79: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
 	66,  // 80: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
 	66,  // 81: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
 	66,  // 82: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
 	66,  // 83: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	145, // 84: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	147, // 84: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
 	12,  // 85: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	85,  // 86: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	85,  // 87: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	145, // 88: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	142, // 89: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	87,  // 86: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	87,  // 87: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	147, // 88: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	144, // 89: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
 	12,  // 90: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	92,  // 91: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	92,  // 92: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	94,  // 91: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	94,  // 92: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
 	12,  // 93: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	92,  // 94: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	92,  // 95: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	92,  // 96: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	143, // 97: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	144, // 98: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	145, // 99: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	145, // 100: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	145, // 101: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	111, // 102: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	145, // 103: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
-	145, // 104: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
-	117, // 105: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
-	117, // 106: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
-	116, // 107: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	116, // 108: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	129, // 109: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	132, // 110: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
-	132, // 111: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	94,  // 94: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	94,  // 95: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	94,  // 96: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	145, // 97: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	146, // 98: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	147, // 99: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	147, // 100: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	147, // 101: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	113, // 102: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	147, // 103: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	147, // 104: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	119, // 105: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	119, // 106: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	118, // 107: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	118, // 108: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	131, // 109: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	134, // 110: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
+	134, // 111: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
 	13,  // 112: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
 	15,  // 113: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
 	17,  // 114: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
@@ -9488,86 +9586,88 @@ var file_warren_v1_warren_proto_depIdxs = []int32{
 	71,  // 137: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
 	73,  // 138: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
 	75,  // 139: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	77,  // 140: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	79,  // 141: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	81,  // 142: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	83,  // 143: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	86,  // 144: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	88,  // 145: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	90,  // 146: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	93,  // 147: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	95,  // 148: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	97,  // 149: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	99,  // 150: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	101, // 151: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	103, // 152: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	124, // 153: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	126, // 154: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	128, // 155: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	131, // 156: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	118, // 157: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	120, // 158: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	122, // 159: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	105, // 160: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	107, // 161: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	109, // 162: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	112, // 163: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	114, // 164: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 165: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 166: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 167: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 168: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 169: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 170: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 171: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 172: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 173: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 174: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 175: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 176: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	61,  // 177: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	64,  // 178: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	58,  // 179: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
-	37,  // 180: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 181: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 182: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 183: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 184: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 185: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 186: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 187: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	68,  // 188: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	70,  // 189: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	72,  // 190: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	74,  // 191: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	76,  // 192: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	78,  // 193: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	80,  // 194: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	82,  // 195: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	84,  // 196: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	87,  // 197: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	89,  // 198: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	91,  // 199: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	94,  // 200: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	96,  // 201: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	98,  // 202: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	100, // 203: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	102, // 204: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	104, // 205: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	125, // 206: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	127, // 207: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	130, // 208: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	133, // 209: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	119, // 210: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	121, // 211: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	123, // 212: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	106, // 213: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	108, // 214: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	110, // 215: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	113, // 216: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	115, // 217: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	165, // [165:218] is the sub-list for method output_type
-	112, // [112:165] is the sub-list for method input_type
+	77,  // 140: warren.v1.WorkspaceService.MarkWorkspace:input_type -> warren.v1.MarkWorkspaceRequest
+	79,  // 141: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	81,  // 142: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	83,  // 143: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	85,  // 144: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	88,  // 145: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	90,  // 146: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	92,  // 147: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	95,  // 148: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	97,  // 149: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	99,  // 150: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	101, // 151: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	103, // 152: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	105, // 153: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	126, // 154: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	128, // 155: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	130, // 156: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	133, // 157: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	120, // 158: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	122, // 159: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	124, // 160: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	107, // 161: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	109, // 162: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	111, // 163: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	114, // 164: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	116, // 165: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 166: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 167: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 168: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 169: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 170: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 171: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 172: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 173: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 174: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 175: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 176: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 177: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 178: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	64,  // 179: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 180: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 181: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 182: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 183: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 184: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 185: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 186: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 187: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 188: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	68,  // 189: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	70,  // 190: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	72,  // 191: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	74,  // 192: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	76,  // 193: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	78,  // 194: warren.v1.WorkspaceService.MarkWorkspace:output_type -> warren.v1.MarkWorkspaceResponse
+	80,  // 195: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	82,  // 196: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	84,  // 197: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	86,  // 198: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	89,  // 199: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	91,  // 200: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	93,  // 201: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	96,  // 202: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	98,  // 203: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	100, // 204: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	102, // 205: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	104, // 206: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	106, // 207: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	127, // 208: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	129, // 209: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	132, // 210: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	135, // 211: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	121, // 212: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	123, // 213: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	125, // 214: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	108, // 215: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	110, // 216: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	112, // 217: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	115, // 218: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	117, // 219: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	166, // [166:220] is the sub-list for method output_type
+	112, // [112:166] is the sub-list for method input_type
 	112, // [112:112] is the sub-list for extension type_name
 	112, // [112:112] is the sub-list for extension extendee
 	0,   // [0:112] is the sub-list for field type_name
@@ -9597,19 +9697,19 @@ func file_warren_v1_warren_proto_init() {
 		(*CreateWorkspaceResponse_Progress)(nil),
 		(*CreateWorkspaceResponse_Workspace)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[83].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[85].OneofWrappers = []any{
 		(*FetchRepoResponse_Progress)(nil),
 		(*FetchRepoResponse_Repo)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[90].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[92].OneofWrappers = []any{
 		(*PullImageResponse_Progress)(nil),
 		(*PullImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[94].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[96].OneofWrappers = []any{
 		(*BootstrapImageResponse_Progress)(nil),
 		(*BootstrapImageResponse_Image)(nil),
 	}
-	file_warren_v1_warren_proto_msgTypes[127].OneofWrappers = []any{
+	file_warren_v1_warren_proto_msgTypes[129].OneofWrappers = []any{
 		(*ExplainPolicyRequest_Sandbox)(nil),
 		(*ExplainPolicyRequest_Policy)(nil),
 		(*ExplainPolicyRequest_Source)(nil),
@@ -9620,7 +9720,7 @@ func file_warren_v1_warren_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warren_v1_warren_proto_rawDesc), len(file_warren_v1_warren_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   140,
+			NumMessages:   142,
 			NumExtensions: 0,
 			NumServices:   9,
 		},

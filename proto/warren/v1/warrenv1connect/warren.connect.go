@@ -137,6 +137,9 @@ const (
 	// WorkspaceServiceCopyWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
 	// CopyWorkspace RPC.
 	WorkspaceServiceCopyWorkspaceProcedure = "/warren.v1.WorkspaceService/CopyWorkspace"
+	// WorkspaceServiceMarkWorkspaceProcedure is the fully-qualified name of the WorkspaceService's
+	// MarkWorkspace RPC.
+	WorkspaceServiceMarkWorkspaceProcedure = "/warren.v1.WorkspaceService/MarkWorkspace"
 	// WorkspaceServiceDiffProcedure is the fully-qualified name of the WorkspaceService's Diff RPC.
 	WorkspaceServiceDiffProcedure = "/warren.v1.WorkspaceService/Diff"
 	// WorkspaceServiceCommitProcedure is the fully-qualified name of the WorkspaceService's Commit RPC.
@@ -1022,6 +1025,9 @@ type WorkspaceServiceClient interface {
 	DeleteWorkspace(context.Context, *connect.Request[v1.DeleteWorkspaceRequest]) (*connect.Response[v1.DeleteWorkspaceResponse], error)
 	// CopyWorkspace makes an independent copy.
 	CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error)
+	// MarkWorkspace remembers the files as they are, in place of what was remembered before, for a Diff with since_mark. Ignored files
+	// and those of more than 128 MiB are left out, and a copy of the workspace has no mark.
+	MarkWorkspace(context.Context, *connect.Request[v1.MarkWorkspaceRequest]) (*connect.Response[v1.MarkWorkspaceResponse], error)
 	// Diff streams a patch of all changes since the workspace was cut, in git's format, binary files included.
 	Diff(context.Context, *connect.Request[v1.DiffRequest]) (*connect.ServerStreamForClient[v1.DiffResponse], error)
 	// Commit records the changes as a commit on a branch of the repository's mirror.
@@ -1073,6 +1079,12 @@ func NewWorkspaceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(workspaceServiceMethods.ByName("CopyWorkspace")),
 			connect.WithClientOptions(opts...),
 		),
+		markWorkspace: connect.NewClient[v1.MarkWorkspaceRequest, v1.MarkWorkspaceResponse](
+			httpClient,
+			baseURL+WorkspaceServiceMarkWorkspaceProcedure,
+			connect.WithSchema(workspaceServiceMethods.ByName("MarkWorkspace")),
+			connect.WithClientOptions(opts...),
+		),
 		diff: connect.NewClient[v1.DiffRequest, v1.DiffResponse](
 			httpClient,
 			baseURL+WorkspaceServiceDiffProcedure,
@@ -1107,6 +1119,7 @@ type workspaceServiceClient struct {
 	listWorkspaces  *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
 	deleteWorkspace *connect.Client[v1.DeleteWorkspaceRequest, v1.DeleteWorkspaceResponse]
 	copyWorkspace   *connect.Client[v1.CopyWorkspaceRequest, v1.CopyWorkspaceResponse]
+	markWorkspace   *connect.Client[v1.MarkWorkspaceRequest, v1.MarkWorkspaceResponse]
 	diff            *connect.Client[v1.DiffRequest, v1.DiffResponse]
 	commit          *connect.Client[v1.CommitRequest, v1.CommitResponse]
 	push            *connect.Client[v1.PushRequest, v1.PushResponse]
@@ -1136,6 +1149,11 @@ func (c *workspaceServiceClient) DeleteWorkspace(ctx context.Context, req *conne
 // CopyWorkspace calls warren.v1.WorkspaceService.CopyWorkspace.
 func (c *workspaceServiceClient) CopyWorkspace(ctx context.Context, req *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error) {
 	return c.copyWorkspace.CallUnary(ctx, req)
+}
+
+// MarkWorkspace calls warren.v1.WorkspaceService.MarkWorkspace.
+func (c *workspaceServiceClient) MarkWorkspace(ctx context.Context, req *connect.Request[v1.MarkWorkspaceRequest]) (*connect.Response[v1.MarkWorkspaceResponse], error) {
+	return c.markWorkspace.CallUnary(ctx, req)
 }
 
 // Diff calls warren.v1.WorkspaceService.Diff.
@@ -1170,6 +1188,9 @@ type WorkspaceServiceHandler interface {
 	DeleteWorkspace(context.Context, *connect.Request[v1.DeleteWorkspaceRequest]) (*connect.Response[v1.DeleteWorkspaceResponse], error)
 	// CopyWorkspace makes an independent copy.
 	CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error)
+	// MarkWorkspace remembers the files as they are, in place of what was remembered before, for a Diff with since_mark. Ignored files
+	// and those of more than 128 MiB are left out, and a copy of the workspace has no mark.
+	MarkWorkspace(context.Context, *connect.Request[v1.MarkWorkspaceRequest]) (*connect.Response[v1.MarkWorkspaceResponse], error)
 	// Diff streams a patch of all changes since the workspace was cut, in git's format, binary files included.
 	Diff(context.Context, *connect.Request[v1.DiffRequest], *connect.ServerStream[v1.DiffResponse]) error
 	// Commit records the changes as a commit on a branch of the repository's mirror.
@@ -1217,6 +1238,12 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 		connect.WithSchema(workspaceServiceMethods.ByName("CopyWorkspace")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workspaceServiceMarkWorkspaceHandler := connect.NewUnaryHandler(
+		WorkspaceServiceMarkWorkspaceProcedure,
+		svc.MarkWorkspace,
+		connect.WithSchema(workspaceServiceMethods.ByName("MarkWorkspace")),
+		connect.WithHandlerOptions(opts...),
+	)
 	workspaceServiceDiffHandler := connect.NewServerStreamHandler(
 		WorkspaceServiceDiffProcedure,
 		svc.Diff,
@@ -1253,6 +1280,8 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 			workspaceServiceDeleteWorkspaceHandler.ServeHTTP(w, r)
 		case WorkspaceServiceCopyWorkspaceProcedure:
 			workspaceServiceCopyWorkspaceHandler.ServeHTTP(w, r)
+		case WorkspaceServiceMarkWorkspaceProcedure:
+			workspaceServiceMarkWorkspaceHandler.ServeHTTP(w, r)
 		case WorkspaceServiceDiffProcedure:
 			workspaceServiceDiffHandler.ServeHTTP(w, r)
 		case WorkspaceServiceCommitProcedure:
@@ -1288,6 +1317,10 @@ func (UnimplementedWorkspaceServiceHandler) DeleteWorkspace(context.Context, *co
 
 func (UnimplementedWorkspaceServiceHandler) CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.WorkspaceService.CopyWorkspace is not implemented"))
+}
+
+func (UnimplementedWorkspaceServiceHandler) MarkWorkspace(context.Context, *connect.Request[v1.MarkWorkspaceRequest]) (*connect.Response[v1.MarkWorkspaceResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("warren.v1.WorkspaceService.MarkWorkspace is not implemented"))
 }
 
 func (UnimplementedWorkspaceServiceHandler) Diff(context.Context, *connect.Request[v1.DiffRequest], *connect.ServerStream[v1.DiffResponse]) error {
