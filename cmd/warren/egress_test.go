@@ -312,6 +312,7 @@ type siege struct {
 	// barred are what nobody inside can begin with, by case, since the kernel or its filter refuses; they are tried all the same.
 	barred map[string][]string
 	table  *stateTable
+	last   int64 // number of a record before the attacks of this state
 }
 
 // What the kernels inside refuse to root there. Under gVisor it has no raw sockets but for ICMP, may not change the card, and gets no new mounts or processes'
@@ -374,6 +375,7 @@ done`, "sh", egress.Plain)
 func (s *siege) attack(t *testing.T, state, sandbox string) {
 	h, n := s.h, s.n
 	began := time.Now()
+	before := h.flowsAfter(n, sandbox, s.last)
 	r := parseReport(t, h.inLab(n, "exec", "-u", "root", sandbox, "--", where+"/attack", "run"))
 	if len(r.Tries) < 500 {
 		t.Errorf("only %d tries", len(r.Tries))
@@ -389,6 +391,10 @@ func (s *siege) attack(t *testing.T, state, sandbox string) {
 		}
 	}
 	s.stopped(t, r)
+	if len(before) > 0 {
+		s.last = before[len(before)-1].Seq
+	}
+	s.recorded(t, r, h.flowsAfter(n, sandbox, s.last))
 	s.table.add(state, r, bad)
 	t.Run("C19", func(t *testing.T) { h.rotation(t, n, sandbox) })
 	t.Run("C20", func(t *testing.T) { h.stranger(t, n, sandbox) })
@@ -426,7 +432,7 @@ func (s *siege) run(t *testing.T, states []egressState) {
 				s.spray(st.sandbox)
 			}
 			if st.hooked {
-				if log := s.h.inLab(s.n, "exec", "-u", "root", st.sandbox, "--", "cat", "/run/warren/hooks.log"); !strings.Contains(log, egress.Plain+" is here") {
+				if log := s.h.inLab(s.n, "exec", "-u", "root", st.sandbox, "--", "cat", "/run/warren/hooks.log"); !strings.Contains(log, "200 OK") {
 					t.Errorf("B22: the hook that attacks did not run: %q", log)
 				}
 			}
@@ -460,6 +466,7 @@ func TestEgressStates(t *testing.T) {
 	dir := attackProgram(t, n)
 	n.watch(bankKeys...)
 	h := labHome(t, n)
+	h.env = append(h.env, recordAll)
 	s := &siege{h: h, n: n, dir: dir, barred: gvisorBars}
 	s.begin()
 	s.hook("s")
@@ -488,7 +495,7 @@ func TestDockerEgressStates(t *testing.T) {
 	dir := attackProgram(t, n)
 	n.watch(bankKeys...)
 	h, _ := startDockerHome(t)
-	h.env = append(h.env, h.inInternet(n)...)
+	h.env = append(append(h.env, h.inInternet(n)...), recordAll)
 	s := &siege{h: h, n: n, dir: dir, create: []string{"--driver", "docker", "--image", dockertest.ImageName}, barred: runcBars}
 	s.begin()
 	s.spray("s")
