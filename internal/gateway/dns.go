@@ -5,6 +5,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -25,6 +26,9 @@ const nameTTL = 60
 
 // maxAsking is how many questions of a sandbox may wait for the resolver, and how many connections it may have to ask them on.
 const maxAsking = 64
+
+// maxTold is how many names of one odd message are put on record.
+const maxTold = 4
 
 // dnsServer answers a sandbox's questions for names. It passes none on: an allowed name is looked up by the gateway itself, and what is not
 // allowed is not asked anybody.
@@ -60,6 +64,16 @@ func serveDNS(c *card) (*dnsServer, error) {
 
 func (d *dnsServer) serve(s *dns.Server) {
 	s.Handler = dns.HandlerFunc(d.answer)
+	// What is odd about a message is told by answer, which puts it on record.
+	s.MsgAcceptFunc = func(h dns.Header) dns.MsgAcceptAction {
+		if h.Bits&(1<<15) != 0 {
+			return dns.MsgIgnore // an answer, to nobody's question
+		}
+		return dns.MsgAccept
+	}
+	s.MsgInvalidFunc = func(_ []byte, err error) {
+		d.c.refuse(Entry{Action: "dns.deny", Reason: "what was sent to the name server is no question: " + err.Error()})
+	}
 	s.ReadTimeout, s.WriteTimeout = 5*time.Second, 5*time.Second
 	d.servers = append(d.servers, s)
 	go func() {
@@ -92,13 +106,36 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		}
 		w.WriteMsg(m)
 	}()
-	if q.Opcode != dns.OpcodeQuery || len(q.Question) != 1 || q.Question[0].Qclass != dns.ClassINET {
-		m.Rcode = dns.RcodeRefused
+	refused := func(rcode int, name, reason string) {
+		m.Rcode = rcode
+		d.c.refuse(Entry{Action: "dns.deny", Addr: name, Reason: reason})
+	}
+	switch {
+	case q.Opcode != dns.OpcodeQuery:
+		name := ""
+		if len(q.Question) > 0 {
+			name = q.Question[0].Name
+		}
+		refused(dns.RcodeNotImplemented, name, fmt.Sprintf("the message is no question, but of kind %d", q.Opcode))
+		return
+	case len(q.Question) == 0:
+		refused(dns.RcodeFormatError, "", "the message has no question")
+		return
+	case len(q.Question) != 1:
+		for _, ask := range q.Question[:min(len(q.Question), maxTold)] {
+			d.c.refuse(Entry{Action: "dns.deny", Addr: ask.Name, Reason: fmt.Sprintf("the message has %d questions, and has to have one", len(q.Question))})
+		}
+		m.Rcode = dns.RcodeFormatError
+		return
+	case q.Question[0].Qclass != dns.ClassINET:
+		refused(dns.RcodeRefused, q.Question[0].Name, fmt.Sprintf("the question is of class %d, and has to be of the internet's", q.Question[0].Qclass))
 		return
 	}
 	ask := q.Question[0]
 	if a, ok := reverse(ask.Name); ok {
-		d.reverse(m, ask, a)
+		if !d.reverse(m, ask, a) {
+			refused(dns.RcodeNameError, ask.Name, "the address stands for no name that this sandbox has looked up, and nobody else is asked")
+		}
 		return
 	}
 	h, err := hostOf(ask.Name)
@@ -116,8 +153,12 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Rule: v.Rule, Reason: v.Reason})
 		return
 	}
-	// No other type is needed to reach a name, and each could carry something out.
+	// No other type is needed to reach a name, and each could carry something out. Those of HTTPS are asked for each name by clients that do without an
+	// answer: as denials they would hide the others.
 	if ask.Qtype != dns.TypeA && ask.Qtype != dns.TypeAAAA {
+		if ask.Qtype != dns.TypeHTTPS && ask.Qtype != dns.TypeSVCB {
+			d.c.refuse(Entry{Action: "dns.deny", Host: h, Reason: fmt.Sprintf("questions of type %s are not answered, only those for addresses", dns.Type(ask.Qtype))})
+		}
 		return
 	}
 	select {
@@ -125,6 +166,7 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 		defer func() { <-d.asking }()
 	default:
 		m.Rcode = dns.RcodeServerFailure
+		d.c.refuse(Entry{Action: "dns.deny", Host: h, Reason: fmt.Sprintf("%d questions of the sandbox wait for an answer, which is the most", maxAsking)})
 		return
 	}
 	v4, v6, err := d.c.name(p, h)
@@ -251,19 +293,22 @@ func explain(m, q *dns.Msg, code uint16, text string) {
 	o.Option = append(o.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: text})
 }
 
-// reverse answers for what address a name stands.
-func (d *dnsServer) reverse(m *dns.Msg, ask dns.Question, a netip.Addr) {
+// reverse answers for what name an address stands, if it does for one.
+func (d *dnsServer) reverse(m *dns.Msg, ask dns.Question, a netip.Addr) bool {
 	h, _ := d.c.names.find(a)
 	switch {
 	case a == GatewayIPv4 || a == GatewayIPv6:
 		h = "gateway.internal"
+	case a == SandboxIPv4 || a == SandboxIPv6 || a.IsLoopback():
+		m.Rcode = dns.RcodeNameError // it asks for itself
+		return true
 	case h == "":
-		m.Rcode = dns.RcodeNameError
-		return
+		return false
 	}
 	if ask.Qtype == dns.TypePTR {
 		m.Answer = []dns.RR{&dns.PTR{Hdr: dns.RR_Header{Name: ask.Name, Rrtype: dns.TypePTR, Class: dns.ClassINET, Ttl: nameTTL}, Ptr: string(h) + "."}}
 	}
+	return true
 }
 
 // reverse reads the name under which an address is asked for.

@@ -212,11 +212,17 @@ func (pl plan) denied(port uint16) policy.Verdict {
 	return pl.https
 }
 
+// forged is why a packet with another sender is dropped.
+func forged(from netip.Addr) string {
+	return fmt.Sprintf("the packet says that %s has sent it, which is not the sandbox", from)
+}
+
 // acceptTCP decides on a connection of the sandbox, before it is answered.
 func (c *card) acceptTCP(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	from, to := addrOf(id.RemoteAddress), netip.AddrPortFrom(addrOf(id.LocalAddress), id.LocalPort)
 	if from != SandboxIPv4 && from != SandboxIPv6 {
+		c.refuse(Entry{Addr: to.Addr().String(), Port: to.Port(), Protocol: policy.TCP, Reason: forged(from)})
 		r.Complete(false)
 		return
 	}
@@ -545,6 +551,7 @@ func (c *card) acceptUDP(r *udp.ForwarderRequest) bool {
 	id := r.ID()
 	from, to := addrOf(id.RemoteAddress), netip.AddrPortFrom(addrOf(id.LocalAddress), id.LocalPort)
 	if from != SandboxIPv4 && from != SandboxIPv6 {
+		c.refuse(Entry{Addr: to.Addr().String(), Port: to.Port(), Protocol: policy.UDP, Reason: forged(from)})
 		return true // and dropped
 	}
 	f := &flow{to: policy.Flow{Port: to.Port(), Protocol: policy.UDP}}

@@ -124,11 +124,9 @@ type card struct {
 	end  context.CancelFunc
 	// rules are those of this moment, never nil, and vault what they need; it is changed before them, so that a request may find a vault that is
 	// newer than its rules, and then lacks what they no longer grant.
-	rules atomic.Pointer[Rules]
-	vault atomic.Pointer[vault]
-	// denials keeps the record from growing with each packet that is refused.
-	denials bucket
-	ledger  *ledger
+	rules  atomic.Pointer[Rules]
+	vault  atomic.Pointer[vault]
+	ledger *ledger
 
 	mu    sync.Mutex
 	flows map[*flow]bool
@@ -155,7 +153,7 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: %w", id, err)
 	}
-	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, from: map[string]int{}, denials: newBucket(50, 200)}
+	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, from: map[string]int{}}
 	c.ledger = newLedger(g.opts.Records, c.write)
 	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())
@@ -181,7 +179,9 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		g.past[from].copyTo(c.names)
 	}
 	delete(g.past, id)
-	s, link, err := newStack(int(end.Fd()), kind, func() { go g.drop(c) })
+	s, link, err := newStack(int(end.Fd()), kind, func() { go g.drop(c) }, func(a astray) {
+		c.refuse(Entry{Addr: a.to.String(), Port: a.port, Protocol: a.protocol, Reason: a.reason})
+	})
 	if err != nil {
 		end.Close()
 		return err

@@ -65,6 +65,11 @@ func newInspector(g *Gateway) *inspector {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          quiet,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if f := framing.Of(c); f != nil && state == http.StateIdle {
+				f.Idle()
+			}
+		},
 	}
 	i.proxy = &httputil.ReverseProxy{
 		Rewrite:        func(*httputil.ProxyRequest) {},
@@ -185,6 +190,7 @@ func (i *inspector) serveTLS(f *flow, c net.Conn) {
 	if err != nil {
 		i.g.log.Debug("the handshake of an inspected connection", "sandbox", f.card.id, "error", err)
 		fc.Close()
+		f.stop(fmt.Errorf("there is no handshake of TLS: %w", err))
 		i.ended(f)
 		return
 	}
@@ -192,6 +198,9 @@ func (i *inspector) serveTLS(f *flow, c net.Conn) {
 }
 
 func (i *inspector) run(fc *flowConn, c net.Conn) {
+	if said := framing.Of(c); said != nil {
+		said.OnRefusal(func(r framing.Refusal) { notUnderstood(fc.f, r) })
+	}
 	select {
 	case i.conns <- c:
 	case <-i.done:
@@ -206,6 +215,24 @@ func (i *inspector) run(fc *flowConn, c net.Conn) {
 	}
 	i.ended(fc.f)
 }
+
+// notUnderstood records a request that nobody has handled, since the server did not understand it.
+func notUnderstood(f *flow, r framing.Refusal) {
+	e := f.entry("http.deny")
+	e.Status, e.Method = r.Status, r.Method
+	// What follows the path may be a secret of somebody's.
+	if path, _, _ := strings.Cut(r.Target, "?"); strings.HasPrefix(path, "/") {
+		e.Path = path[:min(len(path), maxPathTold)]
+	}
+	e.Reason = "the request cannot be understood: " + r.Text
+	if r.Fault != nil {
+		e.Reason = r.Fault.Error()
+	}
+	f.card.refuse(e)
+}
+
+// maxPathTold is how much of the path of a request that is not understood is put on record.
+const maxPathTold = 2000
 
 // ended records the end of an inspected connection.
 func (i *inspector) ended(f *flow) {
@@ -230,6 +257,9 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		say(w, status, fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path, v.Reason))
 	}
 	said, _ := r.Context().Value(framingKey{}).(*framing.Conn)
+	if said != nil {
+		said.Handed()
+	}
 	if err := checkFraming(r, said); err != nil {
 		w.Header().Set("Connection", "close")
 		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})

@@ -144,6 +144,8 @@ type Try struct {
 	Signs []string
 	// Got is what came of it for the attacker.
 	Got string
+	// To are the hosts to which it said one of its words, with the port.
+	To []string `json:",omitempty"`
 	// Back is all that came back, where that matters.
 	Back []byte `json:",omitempty"`
 }

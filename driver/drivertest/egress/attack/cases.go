@@ -822,6 +822,7 @@ func untrusted() []try {
 			return err.Error()
 		}
 		defer c.Close()
+		tell(c, text)
 		c.SetDeadline(time.Now().Add(wait))
 		t := tls.Client(c, &tls.Config{ServerName: egress.Allowed, RootCAs: pool})
 		if err := t.Handshake(); err != nil {

@@ -111,7 +111,7 @@ func run(ids []string) {
 	wg.Wait()
 	for _, p := range all {
 		got := <-p.got
-		t := egress.Try{Case: p.id, What: p.what, Signs: p.signs}
+		t := egress.Try{Case: p.id, What: p.what, Signs: p.signs, To: toldTo(p.signs)}
 		if strings.HasPrefix(p.signs[0], egress.Shown("")) {
 			t.Back = []byte(got)
 		}

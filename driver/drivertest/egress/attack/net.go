@@ -15,6 +15,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -46,14 +47,66 @@ func lookup(name string) (netip.Addr, error) {
 
 // dial connects to a name: where the resolver says, or where the attacker knows that it is.
 func dial(name string, port int) (net.Conn, error) {
-	if a, err := lookup(name); err == nil {
-		return net.DialTimeout("tcp", netip.AddrPortFrom(a, uint16(port)).String(), wait)
+	a, err := lookup(name)
+	if err != nil {
+		return dialAddr(egress.Addresses(name)[0], port)
 	}
-	return dialAddr(egress.Addresses(name)[0], port)
+	c, err := dialAddr(a.String(), port)
+	if err == nil {
+		c.(*hosted).host = net.JoinHostPort(name, fmt.Sprint(port))
+	}
+	return c, err
 }
 
 func dialAddr(addr string, port int) (net.Conn, error) {
-	return net.DialTimeout("tcp", net.JoinHostPort(addr, fmt.Sprint(port)), wait)
+	host := net.JoinHostPort(addr, fmt.Sprint(port))
+	c, err := net.DialTimeout("tcp", host, wait)
+	if err != nil {
+		return nil, err
+	}
+	return &hosted{c, host}, nil
+}
+
+// hosted is a connection of which it is known whom it was made to.
+type hosted struct {
+	net.Conn
+	host string
+}
+
+// told is to whom words were said.
+var told = struct {
+	sync.Mutex
+	hosts map[string][]string
+}{hosts: map[string][]string{}}
+
+// tell notes to whom the words in a text are said.
+func tell(c net.Conn, text string) {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	n, ok := c.(*hosted)
+	if !ok {
+		return
+	}
+	told.Lock()
+	defer told.Unlock()
+	for _, w := range egress.Word.FindAllString(text, -1) {
+		if !slices.Contains(told.hosts[w], n.host) {
+			told.hosts[w] = append(told.hosts[w], n.host)
+		}
+	}
+}
+
+// toldTo returns to whom one of the words of signs was said.
+func toldTo(signs []string) (hosts []string) {
+	told.Lock()
+	defer told.Unlock()
+	for _, s := range signs {
+		for _, w := range egress.Word.FindAllString(s, -1) {
+			hosts = append(hosts, told.hosts[w]...)
+		}
+	}
+	return hosts
 }
 
 // say writes texts to a connection, waiting a moment for what comes back after each, and returns the beginning of that.
@@ -64,6 +117,7 @@ func say(c net.Conn, err error, texts ...string) string {
 	defer c.Close()
 	var got []byte
 	for _, text := range texts {
+		tell(c, text)
 		c.SetWriteDeadline(time.Now().Add(wait))
 		if _, err := io.WriteString(c, text); err != nil {
 			return fmt.Sprintf("%q, then %v", got, err)
@@ -83,6 +137,9 @@ func say(c net.Conn, err error, texts ...string) string {
 func secure(c net.Conn, err error, sni string, texts ...string) string {
 	if err != nil {
 		return err.Error()
+	}
+	for _, text := range texts {
+		tell(c, text) // it may not come to that
 	}
 	c.SetDeadline(time.Now().Add(2 * wait))
 	t := tls.Client(c, &tls.Config{ServerName: sni, InsecureSkipVerify: true, MinVersion: tls.VersionTLS10})
