@@ -44,9 +44,10 @@ type Snapshot struct {
 	Resources   Resources  `json:"resources"`
 	Created     time.Time  `json:"created"`
 	Owner       string     `json:"owner,omitempty"`
-	// Memory is the bytes on disk of the memory image, or of the root's changes of one without memory.
+	// Memory is the bytes on disk of the memory image, or of the root's changes of one without memory: those that count for this
+	// snapshot, or, where sizes are asked for, all.
 	Memory int64 `json:"memoryBytes"`
-	// Files is the bytes on disk of its copy of the workspace, and Shared how many of them other snapshots have too.
+	// Files is the bytes on disk of its copy of the workspace, and Shared how many of these and of Memory others have too.
 	Files  int64 `json:"filesBytes"`
 	Shared int64 `json:"sharedBytes,omitempty"`
 	// Stopped is how long the sandbox stood still. Only the call that took it tells.

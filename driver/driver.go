@@ -329,8 +329,10 @@ type Copier interface {
 	SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (Image, error)
 
 	// Seal makes an image of SnapshotTransient one of Snapshot, with checksums and on disk for good when it returns, so that
-	// a sandbox need not stand still for that. After a failure the image is of no use.
-	Seal(ctx context.Context, dir string) (Image, error)
+	// a sandbox need not stand still for that. After a failure the image is of no use. If like is not "", it names the directory of
+	// an image of Seal, of which the driver may link files into dir instead of writing the same again, if the directories are
+	// on one file system; Size then is that of the files that it wrote. Neither image needs the other's directory afterwards.
+	Seal(ctx context.Context, dir, like string) (Image, error)
 }
 
 // Pooler does the slow part of a start before it is asked for.

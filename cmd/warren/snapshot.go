@@ -90,7 +90,7 @@ func snapshotListCommand(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&o.Sandbox, "of", "", "only those of this sandbox")
-	cmd.Flags().BoolVar(&o.Size, "size", false, "measure the files of each, and what they share with other snapshots")
+	cmd.Flags().BoolVar(&o.Size, "size", false, "measure memory and files of each, and how much of both it shares with other snapshots")
 	return cmd
 }
 
@@ -122,7 +122,7 @@ func snapshotInspectCommand(a *app) *cobra.Command {
 			return a.fields(
 				"ID", string(p.ID), "Name", p.Name, "Kind", string(p.Kind), "Sandbox", string(p.Sandbox), "Sandbox name", p.SandboxName, "After", string(p.Parent),
 				"Driver", p.Driver, "Image", p.Image, "Digest", p.ImageDigest, "Memory", bytesOf(p.Memory), "Files", bytesOf(p.Files),
-				"Shared files", bytesOf(p.Shared), "Owner", p.Owner, "Created", rfc3339(p.Created),
+				"Shared", bytesOf(p.Shared), "Owner", p.Owner, "Created", rfc3339(p.Created),
 			)
 		},
 	}

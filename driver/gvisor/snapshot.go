@@ -29,13 +29,20 @@ func (d *Driver) SnapshotTransient(ctx context.Context, id warren.SandboxID, dir
 }
 
 // Seal makes a transient image one that lasts, see [driver.Copier].
-func (d *Driver) Seal(ctx context.Context, dir string) (driver.Image, error) {
+func (d *Driver) Seal(ctx context.Context, dir, like string) (driver.Image, error) {
 	f, err := openDir(dir)
 	if err != nil {
 		return driver.Image{}, fmt.Errorf("seal an image: %w", err)
 	}
 	defer f.Close()
-	r, err := d.call(ctx, &protocol.Request{Op: protocol.OpSeal, Packing: d.packing()}, f)
+	files := []*os.File{f}
+	if like != "" {
+		if other, err := openDir(like); err == nil { // else the image is whole
+			defer other.Close()
+			files = append(files, other)
+		}
+	}
+	r, err := d.call(ctx, &protocol.Request{Op: protocol.OpSeal, Packing: d.packing()}, files...)
 	if err != nil {
 		return driver.Image{}, fmt.Errorf("seal an image: %w", err)
 	}

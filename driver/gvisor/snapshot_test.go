@@ -120,10 +120,10 @@ func TestTransient(t *testing.T) {
 	if _, err := e.d.SnapshotTransient(t.Context(), id, sealed, false); err != nil {
 		t.Fatal(err)
 	}
-	if img, err := e.d.Seal(t.Context(), sealed); err != nil || img.Size == 0 {
+	if img, err := e.d.Seal(t.Context(), sealed, ""); err != nil || img.Size == 0 {
 		t.Fatalf("%+v, %v", img, err)
 	}
-	if _, err := e.d.Seal(t.Context(), sealed); !errors.Is(err, driver.ErrImage) {
+	if _, err := e.d.Seal(t.Context(), sealed, ""); !errors.Is(err, driver.ErrImage) {
 		t.Errorf("sealed again: %v, want ErrImage", err)
 	}
 	e.run(id, "true")
@@ -140,7 +140,7 @@ func TestTransient(t *testing.T) {
 	if err := e.d.Restore(t.Context(), e.spec(), sealed); !errors.Is(err, driver.ErrImage) {
 		t.Errorf("damaged after it was sealed: %v, want ErrImage", err)
 	}
-	if _, err := e.d.Seal(t.Context(), dir); !errors.Is(err, driver.ErrImage) {
+	if _, err := e.d.Seal(t.Context(), dir, ""); !errors.Is(err, driver.ErrImage) {
 		t.Errorf("seal the image of a keeper that has gone: %v, want ErrImage", err)
 	}
 	s := e.spec()

@@ -128,7 +128,7 @@ func (e *Engine) unreserve(user string, less usage) {
 
 // release writes that a snapshot is being deleted, and makes what stays on the disk of that for which it counted count for others.
 //
-// Each file that several snapshots have counts for one of them: for the first, for a later one counts without what it shares. So the counts of all
+// Each file that several snapshots have, of a workspace or of a memory image, counts for one of them: for the first, for a later one counts without what it shares. So the counts of all
 // together are what is on the disk. When one goes, what counted for it and is not freed goes over to those that count for less than they have, and what is
 // freed beyond that comes off those that count for more than is theirs alone.
 func (e *Engine) release(ctx context.Context, p *snapshot) error {
@@ -137,17 +137,18 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 	e.mu.Lock()
 	row := p.row
 	handed := p.handed || row.State != snapReady // else a crash came after the transaction, or it never counted
-	var others []store.Snapshot
+	var others []*store.Snapshot
 	for _, q := range e.snaps {
-		if q != p && q.row.State == snapReady && !q.row.Transient && !q.handed && q.row.RepoID == row.RepoID {
-			others = append(others, q.row)
+		if q != p && q.row.State == snapReady && !q.row.Transient && !q.handed {
+			other := q.row
+			others = append(others, &other)
 		}
 	}
 	e.mu.Unlock()
 	row.State = snapDeleting
-	var heirs []store.Snapshot // with what they count for from now on
+	var heirs []*store.Snapshot // with what they count for from now on
 	if !handed {
-		near := func(q store.Snapshot) int {
+		near := func(q *store.Snapshot) int {
 			switch {
 			case q.SandboxID == row.SandboxID:
 				return 0
@@ -156,42 +157,35 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 			}
 			return 2
 		}
-		slices.SortFunc(others, func(a, b store.Snapshot) int { return cmp.Or(near(a)-near(b), cmp.Compare(a.Num, b.Num)) })
-		total, shared, err := e.opts.Workspaces.Usage(ctx, row.FilesID)
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err == nil {
-			stays := row.FilesSize - (total - shared)
-			row.FilesSize = total - shared
-			for _, q := range others {
-				if stays == 0 {
-					break
-				}
-				total, shared, err := e.opts.Workspaces.Usage(ctx, q.FilesID)
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				if err != nil {
-					continue
-				}
-				more := min(stays, max(total-q.FilesSize, 0))
-				if stays < 0 {
-					more = max(stays, min(total-shared-q.FilesSize, 0))
-				}
-				if more != 0 {
-					q.FilesSize += more
-					heirs = append(heirs, q)
-					stays -= more
-				}
+		slices.SortFunc(others, func(a, b *store.Snapshot) int { return cmp.Or(near(a)-near(b), cmp.Compare(a.Num, b.Num)) })
+		for _, part := range []share{
+			{
+				what: "files",
+				of:   func(q *store.Snapshot) *int64 { return &q.FilesSize },
+				may:  func(q *store.Snapshot) bool { return q.RepoID == row.RepoID },
+				usage: func(q *store.Snapshot) (total, shared int64, err error) {
+					return e.opts.Workspaces.Usage(ctx, q.FilesID)
+				},
+			},
+			{
+				what: "memory",
+				of:   func(q *store.Snapshot) *int64 { return &q.MemorySize },
+				may: func(q *store.Snapshot) bool {
+					return row.Kind == string(MemorySnapshot) && q.Kind == row.Kind && q.Driver == row.Driver && q.Owner == row.Owner
+				},
+				usage: func(q *store.Snapshot) (total, shared int64, err error) { return memoryUsage(e.memoryDir(q.ID)) },
+			},
+		} {
+			more, err := e.handOver(ctx, &row, others, part)
+			if err != nil {
+				return err
 			}
-		} else if !errors.Is(err, warren.ErrNotFound) {
-			e.log.Warn("snapshot that is deleted cannot be measured; what others share of it counts no more", "snapshot", row.ID, "error", err)
+			heirs = append(heirs, more...)
 		}
 	}
 	err := e.store.UpdateFreeing(ctx, func(tx *store.Tx) error {
-		for i := range heirs {
-			if err := tx.UpdateSnapshot(&heirs[i]); err != nil {
+		for _, q := range heirs {
+			if err := tx.UpdateSnapshot(q); err != nil {
 				return err
 			}
 		}
@@ -202,16 +196,70 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, now := range append(heirs, row) {
+	for _, now := range append(heirs, &row) {
 		if q := e.snaps[now.ID]; q != nil {
-			more := now.FilesSize - q.row.FilesSize
-			q.row.FilesSize = now.FilesSize
+			more := now.FilesSize - q.row.FilesSize + now.MemorySize - q.row.MemorySize
+			q.row.FilesSize, q.row.MemorySize = now.FilesSize, now.MemorySize
 			e.usageOf(q.row.Owner).disk += more // whatever the budget says: it is there
 			e.total.disk += more
 		}
 	}
 	p.handed = true
 	return err
+}
+
+// share is a part of what snapshots count for, which they may have in common.
+type share struct {
+	what string
+	// of is where the record says what a snapshot counts for, and may says which others can have any of it.
+	of    func(*store.Snapshot) *int64
+	may   func(*store.Snapshot) bool
+	usage func(*store.Snapshot) (total, shared int64, err error)
+}
+
+// handOver makes one part of what a snapshot counts for, which is about to go, count for those of the others that have it. It returns which these are.
+func (e *Engine) handOver(ctx context.Context, row *store.Snapshot, others []*store.Snapshot, part share) (heirs []*store.Snapshot, err error) {
+	if !part.may(row) {
+		return nil, nil // it has none
+	}
+	total, shared, err := part.usage(row)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err != nil {
+		if !errors.Is(err, warren.ErrNotFound) {
+			e.log.Warn("snapshot that is deleted cannot be measured; what others share of it counts no more", "snapshot", row.ID, "part", part.what, "error", err)
+		}
+		return nil, nil
+	}
+	stays := *part.of(row) - (total - shared)
+	*part.of(row) = total - shared
+	for _, q := range others {
+		if stays == 0 {
+			break
+		}
+		if !part.may(q) {
+			continue
+		}
+		total, shared, err := part.usage(q)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err != nil {
+			continue
+		}
+		counts := part.of(q)
+		more := min(stays, max(total-*counts, 0))
+		if stays < 0 {
+			more = max(stays, min(total-shared-*counts, 0))
+		}
+		if more != 0 {
+			*counts += more
+			heirs = append(heirs, q)
+			stays -= more
+		}
+	}
+	return heirs, nil
 }
 
 // BudgetError says which budget is used up. It matches [warren.ErrExhausted].

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/warren-sandbox/warren"
@@ -166,12 +167,52 @@ func (e *Engine) GetSnapshot(ctx context.Context, c Caller, ref string, size boo
 	files := p.row.FilesID
 	e.mu.Unlock()
 	if size {
-		v.FilesSize, v.SharedSize, err = e.opts.Workspaces.Usage(ctx, files)
-		if err != nil {
-			return nil, fmt.Errorf("size of snapshot %s: %w", v.ID, err)
+		if err := e.measure(ctx, v, files); err != nil {
+			return nil, err
 		}
 	}
 	return v, nil
+}
+
+// measure puts into a view what its files take now, and how much of that others have too.
+func (e *Engine) measure(ctx context.Context, v *Snapshot, files warren.WorkspaceID) error {
+	total, shared, err := e.opts.Workspaces.Usage(ctx, files)
+	if err != nil {
+		return fmt.Errorf("size of snapshot %s: %w", v.ID, err)
+	}
+	v.FilesSize, v.SharedSize = total, shared
+	if v.Kind == MemorySnapshot {
+		total, shared, err := memoryUsage(e.memoryDir(v.ID))
+		if err != nil {
+			return fmt.Errorf("size of snapshot %s: %w", v.ID, err)
+		}
+		v.MemorySize = total
+		v.SharedSize += shared
+	}
+	return nil
+}
+
+// memoryUsage returns the bytes of a memory image, and how many of them are in files that other images have too. Of one that is gone there are
+// none.
+func memoryUsage(dir string) (total, shared int64, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, plainPath(err)
+	}
+	for _, d := range entries {
+		fi, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return 0, 0, plainPath(err)
+		}
+		total += fi.Size()
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
+			shared += fi.Size()
+		}
+	}
+	return total, shared, nil
 }
 
 // ListSnapshots returns the snapshots that c may see, of one sandbox if that is named, oldest first, and a token for the
@@ -210,10 +251,8 @@ func (e *Engine) ListSnapshots(ctx context.Context, c Caller, sandbox string, si
 	if size {
 		for i, v := range views {
 			// One that goes meanwhile keeps what it had.
-			if total, shared, err := e.opts.Workspaces.Usage(ctx, found[i].row.FilesID); err == nil {
-				v.FilesSize, v.SharedSize = total, shared
-			} else if !errors.Is(err, warren.ErrNotFound) {
-				return nil, "", fmt.Errorf("size of snapshot %s: %w", v.ID, err)
+			if err := e.measure(ctx, v, found[i].row.FilesID); err != nil && !errors.Is(err, warren.ErrNotFound) {
+				return nil, "", err
 			}
 		}
 	}
@@ -327,7 +366,9 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	if err := fpSnapshotIntent.Hit(); err != nil {
 		return nil, 0, err
 	}
-	img, sum, stopped, err := e.keepInstant(ctx, sb, p, o)
+	like, release := e.likeOf(sb, p)
+	defer release() // when it counts: until then what they share counts for that one
+	img, sum, stopped, err := e.keepInstant(ctx, sb, p, like, o)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -434,6 +475,25 @@ func (e *Engine) intendSnapshot(ctx context.Context, sb *sandbox, o taking) (*sn
 	return p, spec, nil
 }
 
+// buildLabel is on the sandbox in which a client builds a template.
+const buildLabel = "warren.template"
+
+// likeOf returns the directory of the image with which that of p may share pages, "" for none, and keeps it there until release: that of the newest
+// snapshot before p. What is made of a template should have to put nothing together first, so the snapshots of a build are whole.
+func (e *Engine) likeOf(sb *sandbox, p *snapshot) (dir string, release func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, build := sb.row.Labels[buildLabel]; build || p.row.Transient || SnapshotKind(p.row.Kind) != MemorySnapshot {
+		return "", func() {}
+	}
+	for q := e.snaps[p.row.ParentID]; q != nil && q.row.Owner == p.row.Owner; q = e.snaps[q.row.ParentID] {
+		if q.row.State == snapReady && !q.removing && SnapshotKind(q.row.Kind) == MemorySnapshot && q.row.Driver == p.row.Driver {
+			return e.memoryDir(q.row.ID), e.holdSnapshot(q)
+		}
+	}
+	return "", func() {}
+}
+
 // withNetwork returns the text of a spec with the private network that its sandbox is in, which may be another than at its create.
 func withNetwork(text json.RawMessage, network string) (json.RawMessage, error) {
 	var s storedSpec
@@ -445,8 +505,8 @@ func withNetwork(text json.RawMessage, network string) (json.RawMessage, error) 
 }
 
 // keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, of a layer of the root also the
-// checksum, and how long the sandbox stood still.
-func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o taking) (size int64, sum string, stopped time.Duration, err error) {
+// checksum, and how long the sandbox stood still. The size is without what the image has from that in the directory like.
+func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like string, o taking) (size int64, sum string, stopped time.Duration, err error) {
 	if SnapshotKind(p.row.Kind) == FilesSnapshot {
 		sum = noRoot // unless it runs and has changed something
 	}
@@ -495,7 +555,7 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, o ta
 	}
 	if !o.transient {
 		if c, ok := driver.As[driver.Copier](e.opts.Drivers[p.row.Driver]); ok && state == Running && SnapshotKind(p.row.Kind) == MemorySnapshot {
-			img, err := c.Seal(ctx, e.memoryDir(p.row.ID))
+			img, err := c.Seal(ctx, e.memoryDir(p.row.ID), like)
 			if err != nil {
 				return 0, "", 0, fmt.Errorf("driver %s: %w", p.row.Driver, err)
 			}

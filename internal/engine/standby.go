@@ -195,7 +195,11 @@ func (e *Engine) makeStandby(ctx context.Context, k *standbyKind) (_ *standby, e
 	if sp.carded {
 		spec.Policy, spec.Placeholders = "locked", nil
 	}
-	if err := errors.Join(e.diskRoom(0), e.memoryRoom(snap.row.MemorySize)); err != nil {
+	memory, _, err := memoryUsage(e.memoryDir(snap.row.ID)) // with what it shares
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(e.diskRoom(0), e.memoryRoom(memory)); err != nil {
 		return nil, err
 	}
 	image, err := e.opts.Images.Resolve(ctx, snap.row.ImageDigest) // which the snapshot keeps

@@ -206,8 +206,8 @@ type Snapshot struct {
 	Limits      driver.Limits
 	Created     time.Time
 	Owner       string
-	// MemorySize is the bytes of the memory image. FilesSize is those of the workspace and SharedSize how many of them
-	// other snapshots have too, when sizes are asked for.
+	// MemorySize is the bytes of the memory image that count for the snapshot and FilesSize those of the workspace; when sizes are asked for,
+	// all that there are, and SharedSize is how many of both others have too.
 	MemorySize, FilesSize, SharedSize int64
 	// Stopped is how long the sandbox stood still; only the call that took it tells.
 	Stopped time.Duration

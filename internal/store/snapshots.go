@@ -34,8 +34,8 @@ type Snapshot struct {
 	Disk      int64
 	PIDs      uint32
 	Created   time.Time
-	// MemorySize is the bytes of the memory image and what else is beside it, FilesSize those of the copy of the workspace
-	// that it does not share.
+	// MemorySize is the bytes of the memory image and what else is beside it, FilesSize those of the copy of the workspace; of what
+	// several snapshots have, what counts for this one.
 	MemorySize int64
 	FilesSize  int64
 	// RootSum is of a snapshot of files "sha256:" and the checksum of the layer beside them, which is MemorySize bytes long, "none"

@@ -64,10 +64,16 @@ type image struct {
 	Files []imageFile `json:"files"`
 	// Transient, when set, names the keeper that alone may restore the image: it has no checksums and may not be on disk.
 	Transient string `json:"transient,omitempty"`
-	// Packed says that the files are compressed, or encrypted, or both, see packer.
+	// Packed says that the files are compressed, or encrypted, or both; of those that other images have too each for itself.
 	Packed bool `json:"packed,omitempty"`
+	// Pages, when set, is the size of the pages file, which is not there but put together from Packs as the map says, see share.
+	Pages int64    `json:"pages,omitempty"`
+	Packs []string `json:"packs,omitempty"`
 
 	dir *os.File
+	// links are the packs that are to come from the directory like of another image.
+	links []link
+	like  *os.File
 	// seals encrypts and decrypts, if the image is encrypted.
 	seals *sealer
 	// unpacked is where gVisor finds the files if they are packed.
@@ -83,6 +89,11 @@ type imageFile struct {
 	Chunks []checksum `json:"chunks,omitempty"`
 	// Packed has the lengths of the chunks if they are packed; the checksums are those of what is stored.
 	Packed []int64 `json:"packed,omitempty"`
+	// Salt, when set, is that of the image for which the file was encrypted, in which it had Number.
+	Salt   []byte `json:"salt,omitempty"`
+	Number uint32 `json:"number,omitempty"`
+
+	seals *sealer // with Salt
 }
 
 // stored returns how many bytes the file has on disk.
@@ -144,7 +155,7 @@ func (m *image) plain() string {
 }
 
 // seal makes what was written into the directory an image: modes, checksums, the manifest, and, unless it is transient, all of
-// it on disk. It returns the size.
+// it on disk. It returns the size, without that of what another image has too.
 func (m *image) seal(ctx context.Context) (int64, error) {
 	files, size, err := m.openAll()
 	defer closeAllFiles(files)
@@ -170,6 +181,9 @@ func (m *image) seal(ctx context.Context) (int64, error) {
 		if err := g.Wait(); err != nil {
 			return 0, err
 		}
+	}
+	if err := m.linkPacks(); err != nil {
+		return 0, err
 	}
 	n, err := m.writeManifest()
 	return size + n, err
@@ -398,8 +412,18 @@ func openImage(dir *os.File, key []byte) (*image, error) {
 	if err := json.Unmarshal(outer.Image, m); err != nil {
 		return nil, damaged("its manifest cannot be read: %w", err)
 	}
+	for i := range m.Files {
+		if f := &m.Files[i]; f.Salt != nil {
+			if f.seals, err = openSealer(key, outer.KeyID, f.Salt); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return m, nil
 }
+
+// apart says whether the files are not as gVisor reads them.
+func (m *image) apart() bool { return m.Packed || m.Pages > 0 }
 
 // verify compares every byte of an image with the checksums, and unpacks it if gVisor is to read it.
 func (m *image) verify(ctx context.Context) error {
@@ -425,7 +449,7 @@ func (m *image) verify(ctx context.Context) error {
 			return err
 		}
 		if m.Transient == "" || m.Packed {
-			if n := chunks(want.Size); n != int64(len(want.Chunks)) || m.Packed && n != int64(len(want.Packed)) {
+			if n := chunks(want.Size); n != int64(len(want.Chunks)) || want.Packed != nil && n != int64(len(want.Packed)) {
 				return damaged("its manifest has %d checksums for %s", len(want.Chunks), want.Name)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
@@ -251,19 +252,34 @@ func packChunk(plain []byte, enc *zstd.Encoder) []byte {
 	return append([]byte{chunkStored}, plain...)
 }
 
-// unpack compares the chunks of packed files with their checksums and writes what they hold to the scratch.
+func newDecoder() (*zstd.Decoder, error) {
+	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.NumCPU()), zstd.WithDecoderMaxMemory(chunkSize), zstd.WithDecoderLowmem(true))
+}
+
+// unpack compares the chunks of the files with their checksums and writes what they hold to the scratch, as gVisor reads it.
 func (m *image) unpack(ctx context.Context, files []*os.File) error {
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.NumCPU()), zstd.WithDecoderMaxMemory(chunkSize), zstd.WithDecoderLowmem(true))
+	dec, err := newDecoder()
 	if err != nil {
 		return err
 	}
 	defer dec.Close()
+	full := func(err error, n int64) error {
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) {
+			return protocol.Errorf(protocol.KindExhausted, "not enough memory to unpack the image, which holds %s", size(n))
+		}
+		return err
+	}
+	if m.Pages > 0 {
+		if err := m.assemble(ctx, files, dec); err != nil {
+			return full(err, m.Pages)
+		}
+	}
 	for i, f := range m.Files {
+		if m.Pages > 0 && (f.Name == mapName || slices.Contains(m.Packs, f.Name)) {
+			continue
+		}
 		if err := m.unpackFile(ctx, files[i], i, dec); err != nil {
-			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) {
-				return protocol.Errorf(protocol.KindExhausted, "not enough memory to unpack the image, which holds %s", size(f.Size))
-			}
-			return err
+			return full(err, f.Size)
 		}
 	}
 	return nil
@@ -281,38 +297,55 @@ func (m *image) unpackFile(ctx context.Context, src *os.File, number int, dec *z
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.NumCPU())
-	for c := range f.Packed {
-		start, stored := f.at(c)
+	for c := range int(chunks(f.Size)) {
 		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if stored > chunkSize+1024 {
-				return damaged("its manifest has a chunk of %d bytes in %s", stored, f.Name)
-			}
-			data := make([]byte, stored)
-			if _, err := src.ReadAt(data, start); err != nil {
+			plain, err := m.readChunk(src, number, c, dec)
+			if err != nil {
 				return err
 			}
-			if err := m.compare(number, c, checksumOf(data)); err != nil {
-				return err
-			}
-			at := int64(c) * chunkSize
-			plain, err := m.unpackChunk(place{uint32(number), uint32(c)}, data, dec)
-			if err != nil || int64(len(plain)) != min(chunkSize, f.Size-at) {
-				return damaged("its file %s cannot be unpacked, %d MiB from its start", f.Name, at>>20)
-			}
-			_, err = dst.WriteAt(plain, at)
+			_, err = dst.WriteAt(plain, int64(c)*chunkSize)
 			return err
 		})
 	}
 	return g.Wait()
 }
 
-func (m *image) unpackChunk(p place, data []byte, dec *zstd.Decoder) ([]byte, error) {
-	if m.seals != nil {
+// readChunk returns what a chunk of a file holds, after comparing it with its checksum.
+func (m *image) readChunk(src *os.File, number, chunk int, dec *zstd.Decoder) ([]byte, error) {
+	f := &m.Files[number]
+	start, stored := f.at(chunk)
+	if stored > chunkSize+1024 {
+		return nil, damaged("its manifest has a chunk of %d bytes in %s", stored, f.Name)
+	}
+	data := make([]byte, stored)
+	if _, err := src.ReadAt(data, start); err != nil {
+		return nil, err
+	}
+	if err := m.compare(number, chunk, checksumOf(data)); err != nil {
+		return nil, err
+	}
+	if f.Packed == nil {
+		return data, nil
+	}
+	at := int64(chunk) * chunkSize
+	p, seals := place{uint32(number), uint32(chunk)}, m.seals
+	if f.seals != nil {
+		p.file, seals = f.Number, f.seals
+	}
+	plain, err := unpackChunk(seals, p, data, dec)
+	if err != nil || int64(len(plain)) != min(chunkSize, f.Size-at) {
+		return nil, damaged("its file %s cannot be unpacked, %d MiB from its start", f.Name, at>>20)
+	}
+	return plain, nil
+}
+
+func unpackChunk(seals *sealer, p place, data []byte, dec *zstd.Decoder) ([]byte, error) {
+	if seals != nil {
 		var err error
-		if data, err = m.seals.open(p, data); err != nil {
+		if data, err = seals.open(p, data); err != nil {
 			return nil, err
 		}
 	}

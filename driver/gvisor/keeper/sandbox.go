@@ -102,7 +102,7 @@ func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.
 		if err := img.fits(k.build, k.name, spec); err != nil {
 			return err
 		}
-		if img.Packed {
+		if img.apart() {
 			if img.unpacked, err = newScratch(); err != nil {
 				return err
 			}

@@ -217,9 +217,10 @@ func (m *image) finish(ctx context.Context, p protocol.Packing) (int64, error) {
 	return m.seal(ctx)
 }
 
-// seal gives a transient image of this keeper its checksums and writes it to disk.
-func (k *Keeper) seal(ctx context.Context, req *protocol.Request, files []*os.File) (int64, error) {
-	if len(files) != 1 {
+// seal gives a transient image of this keeper its checksums and writes it to disk. With a second directory it shares what it can with the image
+// there.
+func (k *Keeper) seal(ctx context.Context, req *protocol.Request, files []*os.File) (_ int64, err error) {
+	if len(files) != 1 && len(files) != 2 {
 		return 0, protocol.Errorf(protocol.KindInvalid, "seal without a directory")
 	}
 	img, err := openImage(files[0], req.Packing.Key)
@@ -232,6 +233,14 @@ func (k *Keeper) seal(ctx context.Context, req *protocol.Request, files []*os.Fi
 	// Without a manifest it is no image, should this be cut short.
 	if err := unix.Unlinkat(int(img.dir.Fd()), manifestName, 0); err != nil {
 		return 0, err
+	}
+	if len(files) == 2 {
+		t0 := time.Now()
+		defer func() { err = errors.Join(err, img.unpacked.close()) }()
+		if err := img.shareWith(ctx, files[1], req.Packing.Key, k.build, newScratch); err != nil {
+			return 0, fullDisk(err)
+		}
+		k.log.Info("looked for pages in an earlier image", "bytes", img.Pages, "packs", len(img.Packs), "total", time.Since(t0))
 	}
 	img.Transient = ""
 	n, err := img.finish(ctx, req.Packing)

@@ -2524,9 +2524,10 @@ type Snapshot struct {
 	Resources   *Resources             `protobuf:"bytes,10,opt,name=resources,proto3" json:"resources,omitempty"`
 	Created     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created,proto3" json:"created,omitempty"`
 	Owner       string                 `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Bytes on disk of the memory image, or of the root changes of one without memory.
+	// Bytes on disk of the memory image, or of the root changes of one without memory: those that count for this snapshot, or, where
+	// sizes are asked for, all.
 	MemoryBytes int64 `protobuf:"varint,13,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	// Bytes on disk of its copy of the workspace, and how many of them other snapshots have too.
+	// Bytes on disk of its copy of the workspace, and how many of these and of the memory image others have too.
 	FilesBytes  int64 `protobuf:"varint,14,opt,name=files_bytes,json=filesBytes,proto3" json:"files_bytes,omitempty"`
 	SharedBytes int64 `protobuf:"varint,15,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`
 	// How long the sandbox stood still. Only CreateSnapshot tells.

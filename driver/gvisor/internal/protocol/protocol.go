@@ -19,7 +19,7 @@ import (
 )
 
 // Version is the version of the protocol. A keeper of another version is replaced.
-const Version = 5
+const Version = 6
 
 // Name is the process's, see package companion, and the others are files in a driver's state directory.
 const (
@@ -44,7 +44,8 @@ const (
 	OpCheck  = "check"
 	// OpSnapshot writes an image into the directory that is the message's only descriptor.
 	OpSnapshot = "snapshot"
-	// OpSeal makes the transient image in the directory that is the message's only descriptor one that lasts.
+	// OpSeal makes the transient image in the directory that is the message's first descriptor one that lasts, which shares what it can
+	// with the image in that of the second, if there is one.
 	OpSeal = "seal"
 	// OpSaveRoot answers with a size, and then so many bytes of a layer follow on the connection.
 	OpSaveRoot = "saveRoot"
