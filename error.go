@@ -25,7 +25,7 @@ type Error struct {
 	ID string
 	// Hint says what to do about it, if something can be done.
 	Hint string
-	// Resource is the budget or resource that was used up, such as "sandboxes per user (limit 20)", or [ResourceGuest].
+	// Resource is the budget or resource that was used up, such as "sandboxes per user (limit 20)", [ResourceGuest] or [ResourceGateway].
 	Resource string
 	// Message says what went wrong. It may be empty when Err is set.
 	Message string
@@ -37,10 +37,13 @@ type Error struct {
 // this client does not ask again on its own: who is root inside may have stopped the guest for good.
 const ResourceGuest = "guest"
 
-// silent reports whether err says that a guest does not answer.
+// ResourceGateway is the same of the server's gateway: somebody may have stopped it, and what to do is in the message.
+const ResourceGateway = "gateway"
+
+// silent reports whether err says that a guest or the gateway does not answer.
 func silent(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Kind == "unavailable" && e.Resource == ResourceGuest
+	return errors.As(err, &e) && e.Kind == "unavailable" && (e.Resource == ResourceGuest || e.Resource == ResourceGateway)
 }
 
 // kinds pairs each kind with what it matches.

@@ -25,8 +25,10 @@ type network struct {
 	// wake starts a sandbox that another of its private network wants to reach.
 	wake atomic.Pointer[func(context.Context, warren.SandboxID) error]
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// c is the gateway's client, nil before anything was asked of it. opened says that it has found one.
 	c      *control.Client
+	opened bool
 	closed bool
 }
 
@@ -64,11 +66,13 @@ func (n *network) client(ctx context.Context) (*control.Client, error) {
 		return nil, fmt.Errorf("the server is stopping: %w", warren.ErrUnavailable)
 	}
 	if n.c == nil {
-		c, err := control.Open(ctx, n.opts)
-		if err != nil {
+		n.c = control.New(n.opts)
+	}
+	if !n.opened {
+		if err := n.c.Open(ctx); err != nil {
 			return nil, err
 		}
-		n.c = c
+		n.opened = true
 	}
 	return n.c, nil
 }
@@ -78,10 +82,11 @@ func (n *network) close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.closed = true
-	if n.c == nil {
+	if !n.opened {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	// One that does not answer is left: it ends by itself when it has nothing to do.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if list, _, err := n.c.List(ctx); err == nil && len(list) == 0 {
 		return n.c.Retire(ctx)
@@ -92,6 +97,9 @@ func (n *network) close() error {
 // kind gives the gateway's errors those of the API.
 func kind(err error) error {
 	switch {
+	case errors.Is(err, control.ErrSilent):
+		// Clients are not to come again for it until they are out of patience: who reads it can do something.
+		return &warren.Error{Kind: "unavailable", Resource: warren.ResourceGateway, Err: err}
 	case errors.Is(err, control.ErrNotFound):
 		return fmt.Errorf("%w: %w", err, warren.ErrNotFound)
 	case errors.Is(err, control.ErrInvalid):

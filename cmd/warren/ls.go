@@ -55,7 +55,7 @@ func lsCommand(a *app) *cobra.Command {
 			if a.json || a.quiet {
 				return nil
 			}
-			return a.table([]string{"ID", "NAME", "STATE", "IMAGE", "WORKSPACE", "CPU", "MEMORY", "AGE", "NETWORK", "LABELS"}, rows)
+			return a.table([]string{"ID", "NAME", "STATE", "IMAGE", "WORKSPACE", "CPU", "MEMORY", "AGE", "POLICY", "NETWORK", "LABELS"}, rows)
 		},
 	}
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only those with this label, as K=V")
@@ -78,7 +78,7 @@ func sandboxRow(sb *warren.Sandbox, full bool) []string {
 	}
 	return []string{
 		id, sb.Name, state, sb.Image, workspace,
-		config.CPUs(sb.Resources.CPUMillis).String(), bytesOf(sb.Resources.Memory), ago(sb.Created), sb.PrivateNetwork, labelList(sb.Spec.Labels),
+		config.CPUs(sb.Resources.CPUMillis).String(), bytesOf(sb.Resources.Memory), ago(sb.Created), sb.Network, sb.PrivateNetwork, labelList(sb.Spec.Labels),
 	}
 }
 

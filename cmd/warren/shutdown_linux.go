@@ -43,7 +43,14 @@ them again; with --sandboxes they are removed first and no process of Warren is 
 					return err
 				}
 			}
-			return stopDaemon(cmd.Context(), dir)
+			if err := stopDaemon(cmd.Context(), dir); err != nil || !sandboxes {
+				return err
+			}
+			// The daemon has ended it, unless it does not answer.
+			if err := control.Retire(cmd.Context(), filepath.Join(dir, "run", "gateway")); err != nil {
+				return fmt.Errorf("end the gateway: %w", err)
+			}
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&sandboxes, "sandboxes", false, "remove all sandboxes first, those of every user included")

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -150,6 +151,81 @@ func (p *Process) Gone() (func(context.Context) error, error) {
 		defer f.Close()
 		return flock(ctx, f)
 	}, nil
+}
+
+// PID returns which process it is, or 0 if there is none.
+func (p *Process) PID() int {
+	f, err := os.Open(filepath.Join(p.Dir, p.Name+".pid"))
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	// Whoever has the lock is the one that it says.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		return 0
+	}
+	var pid int
+	if _, err := fmt.Fscan(f, &pid); err != nil || pid <= 1 {
+		return 0
+	}
+	return pid
+}
+
+// Stopped says whether a process does not run because somebody has stopped it, by a signal, a debugger or its control group.
+func Stopped(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// The name before may have anything in it.
+	i := bytes.LastIndexByte(b, ')')
+	if i < 0 || len(b) < i+3 {
+		return false
+	}
+	if state := b[i+2]; state == 'T' || state == 't' {
+		return true
+	}
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(groups)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for file, frozen := range map[string]string{
+			filepath.Join("/sys/fs/cgroup", parts[2], "cgroup.events"):         "frozen 1",
+			filepath.Join("/sys/fs/cgroup/freezer", parts[2], "freezer.state"): "FROZEN",
+		} {
+			if b, err := os.ReadFile(file); err == nil && strings.Contains(string(b), frozen) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Kill ends the process of this moment with SIGKILL and waits until it is gone.
+func (p *Process) Kill(ctx context.Context) error {
+	gone, err := p.Gone()
+	if err != nil {
+		return err
+	}
+	if pid := p.PID(); pid != 0 {
+		// The handle is of this very process; that it still is the one is looked at after it was opened.
+		proc, err := os.FindProcess(pid)
+		if err != nil {
+			return err
+		}
+		defer proc.Release()
+		if p.PID() == pid {
+			if err := proc.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				return fmt.Errorf("end the %s (process %d): %w", p.Name, pid, err)
+			}
+		}
+	}
+	return gone(ctx)
 }
 
 func flock(ctx context.Context, f *os.File) error {

@@ -586,6 +586,7 @@ func (e *Engine) networkLoop() {
 	}
 	e.peersChanged() // the gateway may have ended together with the last daemon
 	policies := map[string]*watchedPolicy{}
+	said, at := "", time.Time{}
 	for looks := 0; ; looks++ {
 		// A card that was lost is rare, and told; a policy that has changed is to count at once.
 		all := looks%tendEvery == 0
@@ -595,8 +596,14 @@ func (e *Engine) networkLoop() {
 			}
 		}
 		if err := e.tendCards(e.ctx, policies, all); err != nil && e.ctx.Err() == nil {
-			e.log.Error("look after the network cards", "error", err)
+			// A gateway may be silent for hours.
+			if now := e.clock.Now(); err.Error() != said || now.Sub(at) > time.Minute {
+				said, at = err.Error(), now
+				e.log.Error("look after the network cards; changes of policies do not count until this ends", "error", err)
+			}
 			looks = -1
+		} else {
+			said = ""
 		}
 		select {
 		case <-e.ctx.Done():

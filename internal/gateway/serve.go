@@ -111,6 +111,10 @@ func (s *Server) handle(c *net.UnixConn) {
 			}
 		}
 	}()
+	if left(c) {
+		s.log.Warn("not done: whoever asked for it has not waited", "call", req.Op, "sandbox", req.ID)
+		return
+	}
 	s.mu.Lock()
 	s.lastUse = time.Now()
 	s.mu.Unlock()
@@ -133,6 +137,19 @@ func (s *Server) handle(c *net.UnixConn) {
 	case r.OK && req.Op == control.OpRetire:
 		s.Retire()
 	}
+}
+
+// left says whether a caller has gone. A gateway that was stopped finds calls of long ago, and others have been made since.
+func left(c *net.UnixConn) bool {
+	gone := false
+	if rc, err := c.SyscallConn(); err == nil {
+		rc.Control(func(fd uintptr) {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+			n, err := unix.Poll(fds, 0)
+			gone = err == nil && n == 1 && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP) != 0
+		})
+	}
+	return gone
 }
 
 // hold keeps a client until one of both sides ends.

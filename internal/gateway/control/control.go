@@ -15,7 +15,10 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren/internal/companion"
 	"github.com/warren-sandbox/warren/internal/message"
@@ -135,6 +138,42 @@ var (
 	ErrInvalid  = errors.New("the policy is invalid")
 )
 
+// ErrSilent says that there is a gateway, and that it does not answer in time. It is left as it is: nothing of sandboxes passes meanwhile, whoever has stopped it may have
+// done so on purpose, and ending it would end their connections.
+var ErrSilent = errors.New("the gateway does not answer")
+
+const (
+	// patience is how long a gateway may take to answer, and with secrets, which it opens with the help of others, longPatience. One that has not answered the
+	// last call has impatience for each until it does: many may wait for it.
+	patience     = 10 * time.Second
+	longPatience = 40 * time.Second
+	impatience   = 2 * time.Second
+)
+
+// within is how long an answer to a call is waited for.
+func (c *Client) within(req *Request) time.Duration {
+	switch {
+	case c.silent.Load():
+		return impatience
+	case req.Policy != nil && len(req.Policy.Secrets) > 0:
+		return longPatience
+	}
+	return patience
+}
+
+// silence describes a gateway that does not answer.
+func (c *Client) silence(waited time.Duration) error {
+	pid := c.p.PID()
+	if pid == 0 {
+		return fmt.Errorf("%w within %v", ErrSilent, waited)
+	}
+	again := fmt.Sprintf("`kill -KILL %d` has it replaced at once, which ends connections of sandboxes and nothing else", pid)
+	if companion.Stopped(pid) {
+		return fmt.Errorf("%w (process %d) within %v: it is stopped, as by SIGSTOP, a debugger or a frozen control group. `kill -CONT %d` lets it go on, %s. Until then nothing of sandboxes passes", ErrSilent, pid, waited, pid, again)
+	}
+	return fmt.Errorf("%w (process %d) within %v, though it runs. The machine may be short of processors or memory; %s. Until then nothing of sandboxes may pass", ErrSilent, pid, waited, again)
+}
+
 // Client is the daemon's side.
 type Client struct {
 	p    companion.Process
@@ -144,6 +183,10 @@ type Client struct {
 	conn      *net.UnixConn // of OpHold
 	closed    bool
 	authority []byte
+
+	lost func()
+	// silent says that the last call was not answered in time.
+	silent atomic.Bool
 }
 
 // Options of a client.
@@ -172,15 +215,12 @@ type Options struct {
 	Wake func(ctx context.Context, id string) error
 }
 
-// Open finds the gateway of a directory, or starts one.
-func Open(ctx context.Context, o Options) (*Client, error) {
+// New returns a client, which is to be opened.
+func New(o Options) *Client {
 	if o.Idle == 0 {
 		o.Idle = 3 * time.Second
 	}
-	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	c := &Client{wake: o.Wake, p: companion.Process{
+	c := &Client{wake: o.Wake, lost: o.Lost, p: companion.Process{
 		Name: Name, Dir: o.Dir, Path: o.Path, Log: o.Logger,
 		Env: hostTrust(),
 		Args: []string{"-dir", o.Dir, "-state", o.StateDir, "-idle", o.Idle.String(), "-resolver", o.Resolver, "-roots", o.Roots,
@@ -199,10 +239,15 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 			c.p.Env = append(c.p.Env, name+"="+os.Getenv(name))
 		}
 	}
-	if err := c.ensure(ctx, o.Lost); err != nil {
-		return nil, err
+	return c
+}
+
+// Open finds the gateway of the directory, or starts one. It may be called again when it has failed.
+func (c *Client) Open(ctx context.Context) error {
+	if err := os.MkdirAll(c.p.Dir, 0o700); err != nil {
+		return err
 	}
-	return c, nil
+	return c.ensure(ctx)
 }
 
 // hostTrust names the certificates that the daemon was told to trust, which are the gateway's as well.
@@ -216,7 +261,7 @@ func hostTrust() (env []string) {
 }
 
 // ensure makes a gateway of our build answer, and holds a connection to it.
-func (c *Client) ensure(ctx context.Context, lost func()) error {
+func (c *Client) ensure(ctx context.Context) error {
 	lock, err := c.p.Lock(ctx)
 	if err != nil {
 		return err
@@ -245,7 +290,10 @@ func (c *Client) ensure(ctx context.Context, lost func()) error {
 		conn = nil
 	}
 	if conn == nil && (err == nil || errors.Is(err, companion.ErrNone)) {
-		if err = c.p.Start(ctx); err == nil {
+		starting, cancel := context.WithTimeout(ctx, startTime)
+		err = c.p.Start(starting)
+		cancel()
+		if err == nil {
 			conn, r, _, err = c.roundTrip(ctx, &Request{Op: OpHold})
 		}
 	}
@@ -264,17 +312,21 @@ func (c *Client) ensure(ctx context.Context, lost func()) error {
 		c.mu.Lock()
 		over := c.closed
 		c.mu.Unlock()
+		said := ""
 		for wait := 10 * time.Millisecond; !over; wait = min(2*wait, time.Second) {
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			err := c.ensure(ctx, lost)
+			ctx, cancel := context.WithTimeout(context.Background(), startTime)
+			err := c.ensure(ctx)
 			cancel()
 			if err == nil {
-				if lost != nil {
-					lost()
+				if c.lost != nil {
+					c.lost()
 				}
 				return
 			}
-			c.p.Log.Error("the gateway is gone and cannot be started; sandboxes have no network", "error", err)
+			if err.Error() != said {
+				said = err.Error()
+				c.p.Log.Error("the gateway is gone and cannot be started; sandboxes have no network", "error", err)
+			}
 			time.Sleep(wait)
 			c.mu.Lock()
 			over = c.closed
@@ -283,6 +335,9 @@ func (c *Client) ensure(ctx context.Context, lost func()) error {
 	}()
 	return nil
 }
+
+// startTime is how long a gateway may take to start. It waits for one that is on its way out.
+const startTime = 30 * time.Second
 
 // notices answers what a gateway says without being asked, until the connection ends.
 func (c *Client) notices(conn *net.UnixConn) {
@@ -318,31 +373,52 @@ func (c *Client) notices(conn *net.UnixConn) {
 
 // roundTrip makes a call and returns the connection on which it goes on.
 func (c *Client) roundTrip(ctx context.Context, req *Request, files ...*os.File) (*net.UnixConn, *Response, []*os.File, error) {
+	wait := c.within(req)
+	limited, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	conn, r, got, err := c.exchange(limited, req, files...)
+	switch {
+	case errors.Is(err, unix.EAGAIN), err != nil && limited.Err() != nil && ctx.Err() == nil: // more callers wait than fit, or for too long
+		c.silent.Store(true)
+		return nil, nil, nil, c.silence(wait)
+	case err == nil:
+		c.silent.Store(false)
+	}
+	if err == nil && !r.OK {
+		conn.Close()
+		for _, f := range got {
+			f.Close()
+		}
+		return nil, nil, nil, decode(r)
+	}
+	return conn, r, got, err
+}
+
+// exchange writes a call and reads its answer.
+func (c *Client) exchange(ctx context.Context, req *Request, files ...*os.File) (*net.UnixConn, *Response, []*os.File, error) {
 	conn, err := c.p.Connect(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	err = message.Write(conn, req, files...)
 	r := &Response{}
 	var got []*os.File
 	if err == nil {
 		got, err = message.Read(conn, r)
 	}
-	if err != nil {
-		conn.Close()
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		return nil, nil, nil, err
+	if !stop() && err == nil {
+		err = context.Cause(ctx) // the connection is of no more use
 	}
-	if !r.OK {
+	if err != nil {
 		conn.Close()
 		for _, f := range got {
 			f.Close()
 		}
-		return nil, nil, nil, decode(r)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, nil, nil, err
 	}
 	return conn, r, got, nil
 }
@@ -476,14 +552,24 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Retire ends the gateway of a directory, if there is one.
+// Retire ends the gateway of a directory, if there is one, also one that does not answer.
 func Retire(ctx context.Context, dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	c := &Client{p: companion.Process{Name: Name, Dir: dir, Log: slog.New(slog.DiscardHandler)}}
-	return c.Retire(ctx)
+	// It has nothing to do any more, so that there is little to wait for.
+	limited, cancel := context.WithTimeout(ctx, retireTime)
+	defer cancel()
+	err := c.Retire(limited)
+	if errors.Is(err, ErrSilent) || limited.Err() != nil && ctx.Err() == nil {
+		return c.p.Kill(ctx)
+	}
+	return err
 }
+
+// retireTime is how long a gateway that has nothing to do may take to end.
+const retireTime = 5 * time.Second
 
 // Retire ends the gateway, and with it all flows, and closes the client.
 func (c *Client) Retire(ctx context.Context) error {
