@@ -238,6 +238,8 @@ func (o *RaceOptions) commands(id string) ([][]string, error) {
 		}
 	}
 	switch {
+	case o.Timeout < 0:
+		return nil, wrong("timeout %v is negative; 0 is none", o.Timeout)
 	case len(o.Commands) == 0:
 		return nil, wrong("no command; give one for all children, or one for each")
 	case n < 1:

@@ -59,6 +59,7 @@ func TestRaceOptions(t *testing.T) {
 	for _, o := range []warren.RaceOptions{
 		{},
 		{Count: 3},
+		{Commands: [][]string{{"true"}}, Timeout: -time.Second},
 		{Commands: [][]string{{"true"}}, Count: -1},
 		{Commands: [][]string{{"true"}, {}}},
 		{Commands: [][]string{{""}}},

@@ -104,6 +104,8 @@ func (r *race) prepare(o *warren.RaceOptions, args, each []string, counted bool)
 		return errors.New("--each and a COMMAND; give one of the two")
 	case o.Count < 1:
 		return fmt.Errorf("-n %d: want at least 1", o.Count)
+	case o.Timeout < 0:
+		return fmt.Errorf("--timeout %v: want more than 0, or 0 for none", o.Timeout)
 	case o.Leave && r.keep != keepNone:
 		return errors.New("--leave is for --keep none; otherwise the children are removed")
 	}

@@ -46,6 +46,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"upper case", Spec{Name: "Box"}, warren.ErrInvalid, "name"},
 		{"dash first", Spec{Name: "-rf"}, warren.ErrInvalid, "name"},
 		{"name like an id", Spec{Name: "s" + strings.Repeat("a", 19)}, warren.ErrInvalid, "looks like an id"},
+		{"name like a snapshot's id", Spec{Name: "p" + strings.Repeat("a", 19)}, warren.ErrInvalid, "looks like an id"},
 		{"name taken", Spec{Name: "taken"}, warren.ErrExists, `the name "taken"`},
 		{"image missing", Spec{Image: "nope"}, warren.ErrNotFound, "warren image pull nope"},
 		{"image with NUL", Spec{Image: "a\x00"}, warren.ErrInvalid, "image"},

@@ -63,7 +63,8 @@ func validName(name string) error {
 	if !nameForm.MatchString(name) {
 		return invalid("name", name, "want 1 to 63 of a-z, 0-9 and -, not - first")
 	}
-	if isID(name, 's') || isID(name, 'w') {
+	// Of any kind: what has a name like the id of another would be taken for it.
+	if isID(name, 's') || isID(name, 'w') || isID(name, 'p') || isID(name, 'm') {
 		return invalid("name", name, "it looks like an id; choose another")
 	}
 	return nil

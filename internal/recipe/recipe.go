@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -203,6 +204,32 @@ func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", warren.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
+// wrongType is what the library says of a value of another type than its key's.
+var wrongType = regexp.MustCompile("cannot unmarshal !!([a-z]+)(?: `((?s:.*?))`)? into (\\[\\][a-z.A-Z0-9]+|map\\[string\\]string|[a-z.A-Z0-9]+)")
+
+// sayType says that a value is of another type than its key's, in words of the file.
+func sayType(have, value, want string) string {
+	if value == "" {
+		value = map[string]string{"seq": "a list", "map": "a mapping"}[have]
+	}
+	if value == "" {
+		value = "the value"
+	} else if have != "seq" && have != "map" {
+		value = fmt.Sprintf("%q", value)
+	}
+	say, ok := map[string]string{
+		"time.Duration": "a time with its unit, such as 30s or 5m", "int": "a whole number", "uint32": "a whole number, 0 or more", "bool": "true or false",
+		"string": "text", "[]int": "a list of whole numbers, such as [3000, 8080]", "[]string": "a list of words", "map[string]string": "a mapping of names to text",
+		"[]recipe.step": "a list of steps, each a command or a mapping with run", "[]recipe.service": "a list of services, each a mapping with name and command",
+		"recipe.file": "a mapping with image, setup, services and so on", "recipe.service": "a mapping with name and command", "recipe.plain": "a mapping with run",
+		"recipe.resources": "a mapping with cpu, memory, disk and pids", "recipe.ready": "a mapping with http, tcp or command",
+	}[want]
+	if !ok {
+		return value + " cannot stand here"
+	}
+	return value + " is not " + say
+}
+
 // parse reads a warren.yaml.
 func parse(b []byte) (*Recipe, error) {
 	var f file
@@ -215,6 +242,10 @@ func parse(b []byte) (*Recipe, error) {
 		// The library names Go types, which tell a reader of the file nothing.
 		msg := strings.TrimPrefix(err.Error(), "yaml: ")
 		msg = strings.ReplaceAll(strings.ReplaceAll(msg, "unmarshal errors:\n  ", ""), "\n  ", "; ")
+		msg = wrongType.ReplaceAllStringFunc(msg, func(s string) string {
+			m := wrongType.FindStringSubmatch(s)
+			return sayType(m[1], m[2], m[3])
+		})
 		for _, t := range [][2]string{{"file", "a recipe"}, {"resources", "resources"}, {"service", "a service"}, {"ready", "ready"}} {
 			msg = strings.ReplaceAll(msg, " not found in type recipe."+t[0], " is not known in "+t[1])
 		}
@@ -263,7 +294,7 @@ func parse(b []byte) (*Recipe, error) {
 func checkPorts(ports []int) error {
 	for _, p := range ports {
 		if p < 1 || p > 1<<16-1 {
-			return bad("%d is no port", p)
+			return bad("%d is no port; want 1 to 65535", p)
 		}
 	}
 	return nil
@@ -309,7 +340,7 @@ func (v service) parse(i int) (warren.Service, error) {
 	case len(s.Command) == 0 || s.Command[0] == "":
 		return fail("it has no command")
 	case s.Port < 0 || s.Port > 1<<16-1:
-		return fail("%d is no port", s.Port)
+		return fail("%d is no port; want 1 to 65535", s.Port)
 	}
 	switch s.Restart {
 	case "", "always", "on-failure", "never":

@@ -69,11 +69,11 @@ func newSealer(key []byte) (*sealer, error) {
 func openSealer(key []byte, id string, salt []byte) (*sealer, error) {
 	switch {
 	case len(key) == 0:
-		return nil, protocol.Errorf(protocol.KindUnsupported, "the image is encrypted with key %s, and no key is set here", id)
+		return nil, protocol.Errorf(protocol.KindUnsupported, "the image is encrypted with key %s, and no key is set here; snapshots.key in the daemon's warren.yaml names the file with the key", id)
 	case len(key) != protocol.KeySize:
 		return nil, protocol.Errorf(protocol.KindInvalid, "a key of %d bytes, want %d", len(key), protocol.KeySize)
 	case keyID(key) != id:
-		return nil, protocol.Errorf(protocol.KindUnsupported, "the image is encrypted with key %s, and the key that is set here is %s", id, keyID(key))
+		return nil, protocol.Errorf(protocol.KindUnsupported, "the image is encrypted with key %s, and the key that is set here is %s; snapshots.key in the daemon's warren.yaml names the file: give it the key of then", id, keyID(key))
 	}
 	s := &sealer{keyID: id, salt: salt}
 	for purpose, aead := range map[string]*cipher.AEAD{"warren memory image": &s.chunks, "warren memory image manifest": &s.manifest} {
