@@ -148,14 +148,18 @@ func snapshotRemoveCommand(a *app) *cobra.Command {
 }
 
 func rollbackCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "rollback ID SNAPSHOT",
+	force := false
+	cmd := &cobra.Command{
+		Use:   "rollback [flags] ID SNAPSHOT",
 		Short: "Take a sandbox back to a snapshot",
 		Long: `Take a sandbox back to a snapshot: memory, processes, root and workspace. It keeps its id, name and settings; processes of
 then are found again. What happened since is lost, but for commits. A sandbox that is paused or has failed can be
-taken back too. To a snapshot that has files alone it starts cold, and a line on the error output says so.`,
-		Example: `  warren rollback fix before-upgrade`,
-		Args:    exactly("ID", "SNAPSHOT"),
+taken back too. To a snapshot that has files alone it starts cold, and a line on the error output says so.
+
+A snapshot of another sandbox, of which neither came from the other, needs --force: it is not a past of this one.`,
+		Example: `  warren rollback fix before-upgrade
+  warren rollback --force fix snapshot-of-another`,
+		Args: exactly("ID", "SNAPSHOT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client(cmd.Context())
 			if err != nil {
@@ -163,6 +167,11 @@ taken back too. To a snapshot that has files alone it starts cold, and a line on
 			}
 			defer c.Close()
 			sb := c.Ref(args[0])
+			if !force {
+				if err := related(cmd.Context(), c, args[0], args[1]); err != nil {
+					return err
+				}
+			}
 			if err := sb.Rollback(cmd.Context(), args[1]); err != nil {
 				return err
 			}
@@ -178,6 +187,70 @@ taken back too. To a snapshot that has files alone it starts cold, and a line on
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "also to a snapshot of an unrelated sandbox")
+	return cmd
+}
+
+// related refuses a snapshot of a sandbox that has nothing to do with another. What cannot be found out here the rollback says.
+func related(ctx context.Context, c *warren.Client, sandbox, snapshot string) error {
+	sb, err := c.Sandbox(ctx, sandbox)
+	if err != nil {
+		return nil // the rollback says it better
+	}
+	snaps := map[warren.SnapshotID]*warren.Snapshot{}
+	var to *warren.Snapshot
+	for p, err := range c.Snapshots(ctx, warren.SnapshotListOptions{PageSize: 1000}) {
+		if err != nil {
+			return err
+		}
+		if snaps[p.ID] = p; string(p.ID) == snapshot || p.Name == snapshot {
+			to = p
+		}
+	}
+	if to == nil { // a prefix
+		if to, err = c.Snapshot(ctx, snapshot); err != nil {
+			return nil // the rollback says it better
+		}
+	}
+	if to.Sandbox == sb.ID {
+		return nil
+	}
+	// It comes from there, whether or not the sandboxes in between are still there, or both come from one.
+	past := func(id warren.SnapshotID) map[warren.SnapshotID]bool {
+		line := map[warren.SnapshotID]bool{}
+		for p := snaps[id]; p != nil && !line[p.ID]; p = snaps[p.Parent] {
+			line[p.ID] = true
+		}
+		return line
+	}
+	mine := past(sb.LastSnapshot)
+	for id := range past(to.ID) {
+		if mine[id] {
+			return nil
+		}
+	}
+	// Forks of one another, or of one source.
+	line := func(id warren.SandboxID) map[warren.SandboxID]bool {
+		seen := map[warren.SandboxID]bool{}
+		for id != "" && !seen[id] {
+			seen[id] = true
+			s, err := c.Sandbox(ctx, string(id))
+			if err != nil {
+				break
+			}
+			id = s.Source
+		}
+		return seen
+	}
+	own := line(sb.ID)
+	for id := range line(to.Sandbox) {
+		if own[id] {
+			return nil
+		}
+	}
+	return fmt.Errorf("snapshot %s is of sandbox %s, which has nothing to do with %s: all that is in %s would be lost for what was in another; "+
+		"`warren create --snapshot %s` makes a sandbox of its own of it, --force takes this one there: %w",
+		snapshot, sandboxName(to), sandbox, sandbox, snapshot, warren.ErrDenied)
 }
 
 func forkCommand(a *app) *cobra.Command {
