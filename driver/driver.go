@@ -346,6 +346,9 @@ type Pooler interface {
 
 	// Pooled says how many executions of all kinds are ready.
 	Pooled(ctx context.Context) (int, error)
+
+	// PoolUse says of how many creates and restores, since the driver was opened, there was an execution ready, and of how many not.
+	PoolUse() (hits, misses uint64)
 }
 
 // ErrImage is matched by the error of a restore whose image is damaged or incomplete.

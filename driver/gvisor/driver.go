@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,6 +71,8 @@ type Driver struct {
 	held   *net.UnixConn // says to the keeper that a client is there
 	closed bool
 	done   chan struct{}
+
+	hits, misses atomic.Uint64 // of the pool
 }
 
 var (
@@ -175,7 +178,14 @@ func (d *Driver) send(ctx context.Context, op string, spec *driver.Spec, image *
 	if image != nil {
 		req.Packing = d.packing()
 	}
-	_, err = d.call(ctx, req, sent...)
+	r, err := d.call(ctx, req, sent...)
+	switch {
+	case err != nil || op != protocol.OpCreate:
+	case r.Pooled:
+		d.hits.Add(1)
+	default:
+		d.misses.Add(1)
+	}
 	return err
 }
 

@@ -32,6 +32,9 @@ func (d *Driver) Warm(ctx context.Context, spec *driver.Spec, n int) error {
 	return nil
 }
 
+// PoolUse says how often the pool had what was asked for, see [driver.Pooler].
+func (d *Driver) PoolUse() (hits, misses uint64) { return d.hits.Load(), d.misses.Load() }
+
 // Pooled says how many executions are ready, see [driver.Pooler].
 func (d *Driver) Pooled(ctx context.Context) (int, error) {
 	r, err := d.call(ctx, &protocol.Request{Op: protocol.OpPooled})

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -162,6 +164,7 @@ func (s *session) measureLoad(ctx context.Context, w io.Writer, l load) (err err
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t\n", what, ms(values.median()), ms(values.at(0.95)), limit)
 		s.record(Row{Benchmark: benchmarkLoad, Name: l.title + ": " + what, Values: values.values()})
 	}
+	hits, misses, counted := s.poolUse(ctx)
 	// A clock runs beside for snapshots and single forks; with many forks the clocks would be the load.
 	tick, err := startClock(ctx, sb)
 	if err != nil {
@@ -210,10 +213,19 @@ func (s *session) measureLoad(ctx context.Context, w io.Writer, l load) (err err
 	}
 	show("pause", pause, 0)
 	show("resume to first command", resume, targetResume+time.Duration(l.megabytes)*targetResumePerMB)
+	if inside, err = pausesSeen(ctx, sb, rounds); err != nil {
+		return err
+	}
+	show("pause and resume at once, seen inside", inside, 0)
 	if err := tw.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "  memory on disk while paused: %s\n", mib(size))
+	if nowHits, nowMisses, still := s.poolUse(ctx); counted && still {
+		hits, misses = nowHits-hits, nowMisses-misses
+		fmt.Fprintf(w, "  an execution was ready in the pool for %.0f of %.0f forks and resumes\n", hits, hits+misses)
+		s.record(Row{Benchmark: benchmarkLoad, Name: l.title + ": pool", Values: map[string]float64{"hits": hits, "misses": misses}})
+	}
 	for _, tell := range verdicts {
 		tell()
 	}
@@ -326,6 +338,68 @@ func (c *clock) gap(ctx context.Context, since time.Time) (longest time.Duration
 		}
 	}
 	return longest, longest > 0, nil
+}
+
+// pausesSeen pauses and resumes a sandbox at once, and returns for how long its processes stood still each time.
+func pausesSeen(ctx context.Context, sb *warren.Sandbox, rounds int) (inside sample, err error) {
+	c, err := startClock(ctx, sb)
+	if err != nil {
+		return nil, err
+	}
+	for range rounds {
+		begun := time.Now()
+		if err := sb.Pause(ctx); err != nil {
+			return nil, err
+		}
+		if err := sb.Resume(ctx); err != nil {
+			return nil, err
+		}
+		gap, ok, err := c.gap(ctx, begun)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			inside = append(inside, gap)
+		}
+	}
+	return inside, c.stop(ctx)
+}
+
+// poolUse asks the daemon how many starts found an execution ready, and how many did not; false when it is not the bench's own, or does not say.
+func (s *session) poolUse(ctx context.Context) (hits, misses float64, ok bool) {
+	if s.data == "" {
+		return 0, 0, false
+	}
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(s.data, "warren.sock"))
+	}}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", nil)
+	if err != nil {
+		return 0, 0, false
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return 0, 0, false
+	}
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		labels, is := strings.CutPrefix(name, "warren_pool_starts_total")
+		if !is {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, 0, false
+		}
+		if ok = true; strings.Contains(labels, `ready="true"`) {
+			hits += n
+		} else {
+			misses += n
+		}
+	}
+	return hits, misses, ok && lines.Err() == nil
 }
 
 // snapshots takes snapshots and removes them.

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
 )
 
 // metrics are what Prometheus sees of the engine.
@@ -108,6 +109,8 @@ var imagesDesc = prometheus.NewDesc("warren_paused_image_bytes", "Bytes on disk 
 
 var standbyDesc = prometheus.NewDesc("warren_standby_sandboxes", "Sandboxes of templates that are restored and that nobody has asked for yet.", nil, nil)
 
+var poolDesc = prometheus.NewDesc("warren_pool_starts_total", "Creates, forks and resumes by whether an execution was ready for them in the driver's pool.", []string{"driver", "ready"}, nil)
+
 var stateDesc = prometheus.NewDesc("warren_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
 
 // Describe implements [prometheus.Collector].
@@ -115,6 +118,7 @@ func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- stateDesc
 	ch <- imagesDesc
 	ch <- standbyDesc
+	ch <- poolDesc
 }
 
 // Collect implements [prometheus.Collector].
@@ -132,6 +136,13 @@ func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	s.e.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(standbyDesc, prometheus.GaugeValue, float64(standbys))
+	for name, d := range s.e.opts.Drivers {
+		if p, ok := driver.As[driver.Pooler](d); ok {
+			hits, misses := p.PoolUse()
+			ch <- prometheus.MustNewConstMetric(poolDesc, prometheus.CounterValue, float64(hits), name, "true")
+			ch <- prometheus.MustNewConstMetric(poolDesc, prometheus.CounterValue, float64(misses), name, "false")
+		}
+	}
 	ch <- prometheus.MustNewConstMetric(imagesDesc, prometheus.GaugeValue, float64(images))
 	for state, count := range n {
 		ch <- prometheus.MustNewConstMetric(stateDesc, prometheus.GaugeValue, float64(count), string(state))

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/warren-sandbox/warren/driver"
 )
 
@@ -32,6 +34,8 @@ func (p *pooling) Warm(_ context.Context, spec *driver.Spec, n int) error {
 
 func (p *pooling) Pooled(context.Context) (int, error) { return 0, nil }
 
+func (p *pooling) PoolUse() (hits, misses uint64) { return 7, 3 }
+
 func (p *pooling) total() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -43,10 +47,30 @@ func (p *pooling) total() (n int) {
 
 func TestPool(t *testing.T) {
 	var p *pooling
+	reg := prometheus.NewRegistry()
 	r := newRig(t, func(o *Options) {
 		p = &pooling{Driver: o.Drivers["fake"], want: map[string]int{}}
-		o.Drivers["fake"], o.Pool = p, 2
+		o.Drivers["fake"], o.Pool, o.Registerer = p, 2, reg
 	})
+	all, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	uses := map[string]float64{}
+	for _, f := range all {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "warren_pool_starts_total" {
+				for _, l := range m.GetLabel() {
+					if l.GetName() == "ready" {
+						uses[l.GetValue()] = m.GetCounter().GetValue()
+					}
+				}
+			}
+		}
+	}
+	if uses["true"] != 7 || uses["false"] != 3 {
+		t.Errorf("the pool was used %v, want as the driver says", uses)
+	}
 	ctx := t.Context()
 	r.create(alice, Spec{Name: "named"})
 	eventually(t, "one is kept ready", func() bool { return p.total() == 1 })

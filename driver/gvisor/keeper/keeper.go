@@ -304,7 +304,8 @@ func (k *Keeper) handle(c *net.UnixConn) {
 	case protocol.OpCreate:
 		ctx, cancel := untilClosed(c)
 		defer cancel()
-		reply(&protocol.Response{}, k.create(ctx, &req, files))
+		pooled, err := k.create(ctx, &req, files)
+		reply(&protocol.Response{Pooled: pooled}, err)
 	case protocol.OpDelete:
 		reply(&protocol.Response{}, k.delete(req.ID))
 	case protocol.OpList:

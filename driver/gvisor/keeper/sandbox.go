@@ -67,16 +67,16 @@ func (s *sandbox) status() protocol.Status {
 var canceled = protocol.Errorf(protocol.KindCanceled, "create was cancelled")
 
 // create boots a sandbox. When it fails nothing of it is left.
-func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.File) (err error) {
+func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.File) (pooled bool, err error) {
 	spec := req.Spec
 	if err := checkSpec(spec, len(files)); err != nil {
-		return err
+		return false, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s, err := k.reserve(spec, cancel)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer k.calls.Done()
 	defer close(s.created)
@@ -97,14 +97,14 @@ func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.
 	var img *image
 	if spec.Image != nil {
 		if img, err = openImage(files[*spec.Image], req.Packing.Key); err != nil {
-			return err
+			return false, err
 		}
 		if err := img.fits(k.build, k.name, spec); err != nil {
-			return err
+			return false, err
 		}
 		if img.apart() {
 			if img.unpacked, err = newScratch(); err != nil {
-				return err
+				return false, err
 			}
 			defer func() {
 				if cerr := img.unpacked.close(); cerr != nil {
@@ -124,35 +124,35 @@ func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.
 	}
 	// In the order in which they came, as many at a time as there are processors.
 	if err := k.starts.Acquire(ctx, 1); err != nil {
-		return canceled
+		return false, canceled
 	}
 	defer k.starts.Release(1)
 	t0 := time.Now()
 	if spec.Card != nil {
 		if err := s.keepCard(files[spec.Card.Outside]); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if err := k.begin(ctx, s, spec, files, img); err != nil {
-		return err
+		return false, err
 	}
 	s.mu.Lock()
 	s.meta.State = stateRunning
 	err = s.meta.save()
 	s.mu.Unlock()
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := k.watchDeath(s); err != nil {
-		return err
+		return false, err
 	}
 	if err := k.guardMemory(s); err != nil {
-		return fmt.Errorf("watch the sandbox's memory: %w", err)
+		return false, fmt.Errorf("watch the sandbox's memory: %w", err)
 	}
 	k.log.Info("created", "sandbox", s.id, "total", time.Since(t0), "pool", s.meta.Container != "")
 	go k.warm()
 	k.pool.refill()
-	return nil
+	return s.meta.Container != "", nil
 }
 
 // begin makes a sandbox that runs, from the pool if there is one that fits.

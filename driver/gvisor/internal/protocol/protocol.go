@@ -108,6 +108,8 @@ type Response struct {
 	Checks   []Check  `json:"checks,omitempty"`
 	// Count of OpPooled.
 	Count int `json:"count,omitempty"`
+	// Pooled says that OpCreate has taken an execution of the pool.
+	Pooled bool `json:"pooled,omitempty"`
 	// Files came with the answer to OpCard; they are the caller's.
 	Files []*os.File `json:"-"`
 	// Size of a snapshot's image or of a layer, in bytes.
