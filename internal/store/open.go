@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/failpoint"
@@ -32,10 +33,18 @@ func lockFile(path string) (*os.File, error) {
 	if err != nil {
 		return nil, openError(path, err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		who, _ := io.ReadAll(io.LimitReader(f, 32))
+	pid := ""
+	for end := time.Now().Add(lockWait); ; time.Sleep(10 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			break
+		}
+		who, _ := io.ReadAll(io.NewSectionReader(f, 0, 32))
+		pid = strings.TrimSpace(string(who))
+		if gone(pid) && time.Now().Before(end) {
+			continue
+		}
 		f.Close()
-		pid := strings.TrimSpace(string(who))
 		if pid == "" {
 			pid = "unknown"
 		}
@@ -47,6 +56,15 @@ func lockFile(path string) (*os.File, error) {
 		f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return f, nil
+}
+
+// lockWait is how long the lock of an owner that has ended is waited for: a process that it was just starting has it until it runs a program of its own.
+const lockWait = 2 * time.Second
+
+// gone says whether the process that took the lock may be one that has given it back: it has ended, or is this one.
+func gone(pid string) bool {
+	n, err := strconv.Atoi(pid)
+	return err == nil && n > 0 && (n == os.Getpid() || errors.Is(syscall.Kill(n, 0), syscall.ESRCH))
 }
 
 func openError(path string, err error) error {

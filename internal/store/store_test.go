@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -535,4 +537,42 @@ func BenchmarkUpdate(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestLockOfTheGone waits for a lock that a child of an owner has which has ended, and for nobody else's.
+func TestLockOfTheGone(t *testing.T) {
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		pid   int
+		waits bool
+	}{"of one that has ended": {ended.Process.Pid, true}, "of this one": {os.Getpid(), true}, "of another": {os.Getppid(), false}} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "warren.db")
+			f, err := os.Create(path + ".lock")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			fmt.Fprintln(f, tt.pid)
+			if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+				t.Fatal(err)
+			}
+			if tt.waits {
+				time.AfterFunc(200*time.Millisecond, func() { syscall.Flock(int(f.Fd()), syscall.LOCK_UN) })
+			}
+			s, err := Open(t.Context(), Options{Path: path})
+			switch {
+			case tt.waits && err != nil:
+				t.Error(err)
+			case !tt.waits && (!errors.Is(err, warren.ErrUnavailable) || !strings.Contains(err.Error(), fmt.Sprint("process ", tt.pid))):
+				t.Errorf("open: %v", err)
+			}
+			if err == nil {
+				s.Close()
+			}
+		})
+	}
 }
