@@ -49,8 +49,7 @@ func (d linking) Seal(ctx context.Context, dir, like string) (driver.Image, erro
 // that are left count for what is on the disk, no more and no less, also after a restart; a size that is asked for tells of both.
 func TestSnapshotsShareMemory(t *testing.T) {
 	packs, likes := 0, []string{}
-	var r *rig
-	r = newRig(t, func(o *Options) {
+	r := newRig(t, func(o *Options) {
 		o.Drivers = map[string]driver.Driver{"fake": linking{o.Drivers["fake"].(*fake.Driver), &packs, &likes}}
 	})
 	r.spaces.usage = func(warren.WorkspaceID) (total, shared int64) { return 0, 0 }
