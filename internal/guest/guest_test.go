@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -259,6 +260,42 @@ func until(t testing.TB, what string, ok func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("never happened: %s", what)
 		}
+	}
+}
+
+// TestEarlyEnd has a command end before its request has, and the next request follow on the same connection, as a proxy's do whose
+// client is slow to end the first. The guest outlives it, and whoever may send another request gets its answer.
+func TestEarlyEnd(t *testing.T) {
+	s := newSandbox(t)
+	message := `{"process":{"cmd":"/bin/true"},"stdin":false}`
+	frame := string([]byte{0, 0, 0, 0, byte(len(message))}) + message
+	begin := fmt.Sprintf("POST /process.Process/Start HTTP/1.1\r\nHost: guest\r\nContent-Type: application/connect+json\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", len(frame), frame)
+	const end = "0\r\n\r\n"
+	for range 30 {
+		c, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(30 * time.Second))
+		r := bufio.NewReader(c)
+		answer := func(which string) bool {
+			t.Helper()
+			res, err := http.ReadResponse(r, nil)
+			if err != nil {
+				t.Fatalf("%s: %v", which, err)
+			}
+			defer res.Body.Close()
+			if body, err := io.ReadAll(res.Body); err != nil || !strings.Contains(string(body), `"end"`) {
+				t.Fatalf("%s: %q, %v", which, body, err)
+			}
+			return !res.Close
+		}
+		io.WriteString(c, begin)
+		if answer("the first") {
+			io.WriteString(c, end+begin+end)
+			answer("the second")
+		}
+		c.Close()
 	}
 }
 

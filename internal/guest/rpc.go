@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/warren-sandbox/warren/internal/duplex"
 	"github.com/warren-sandbox/warren/internal/guest/account"
 	"github.com/warren-sandbox/warren/internal/guest/wire"
 )
@@ -160,8 +161,8 @@ func (st *stream) write(appendTo func([]byte) []byte) error {
 // serverStream makes a handler of a procedure with one request and many responses.
 func serverStream[Req any](s *Server, f func(*call, *Req, func(any) error) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		s.stream(w, r, func(c *call, st *stream) error {
-			data, err := wire.ReadFrame(r.Body, maxBody)
+		s.stream(w, r, func(c *call, st *stream, body io.Reader) error {
+			data, err := wire.ReadFrame(body, maxBody)
 			if errors.Is(err, io.EOF) {
 				return wire.Errorf(wire.InvalidArgument, "the stream holds no request")
 			}
@@ -170,7 +171,7 @@ func serverStream[Req any](s *Server, f func(*call, *Req, func(any) error) error
 			}
 			if r.ContentLength < 0 {
 				// Only at the end of the body does the HTTP server begin to watch for the client's leaving.
-				go func() { _, _ = io.Copy(io.Discard, io.LimitReader(r.Body, maxBody)) }()
+				go func() { _, _ = io.Copy(io.Discard, io.LimitReader(body, maxBody)) }()
 			}
 			req := new(Req)
 			if err := wire.Unmarshal(data, req); err != nil {
@@ -184,9 +185,9 @@ func serverStream[Req any](s *Server, f func(*call, *Req, func(any) error) error
 // clientStream makes a handler of a procedure with many requests and one response.
 func clientStream[Req, Res any](s *Server, f func(c *call, next func() (*Req, error)) (*Res, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		s.stream(w, r, func(c *call, st *stream) error {
+		s.stream(w, r, func(c *call, st *stream, body io.Reader) error {
 			res, err := f(c, func() (*Req, error) {
-				data, err := wire.ReadFrame(r.Body, maxBody)
+				data, err := wire.ReadFrame(body, maxBody)
 				if err != nil {
 					return nil, err
 				}
@@ -205,17 +206,17 @@ func clientStream[Req, Res any](s *Server, f func(c *call, next func() (*Req, er
 }
 
 // stream runs a streaming call and ends its response.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, f func(*call, *stream) error) {
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, f func(*call, *stream, io.Reader) error) {
 	if !accepts(w, r, wire.StreamType) {
 		return
 	}
+	w, r, body := duplex.Enable(w, r)
+	defer body.Finish()
 	st := &stream{w: w, ctl: http.NewResponseController(w)}
-	// Over HTTP/1.1 the response may begin before the request has ended.
-	_ = st.ctl.EnableFullDuplex()
 	w.Header().Set("Content-Type", wire.StreamType)
 	c, cancel, err := s.newCall(r)
 	if err == nil {
-		err = f(c, st)
+		err = f(c, st, r.Body)
 		if err != nil && c.ctx.Err() != nil && c.timeout > 0 && errors.Is(c.ctx.Err(), context.DeadlineExceeded) {
 			err = c.ctx.Err()
 		}

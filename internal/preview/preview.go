@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/duplex"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/framing"
 )
@@ -430,7 +431,8 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 		transport = s.pool(t, g)
 	}
 	keep := g.preview.KeepHost
-	http.NewResponseController(w).EnableFullDuplex()
+	out, r, body := duplex.Enable(w, r)
+	defer body.Finish()
 	proxy := &httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1,
@@ -460,10 +462,10 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 			return nil
 		},
 		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) {
-			s.refuse(w, r, s.explain(r, err), t)
+			s.refuse(out, r, s.explain(r, err), t)
 		},
 	}
-	proxy.ServeHTTP(noInformational{w}, r.WithContext(httptrace.WithClientTrace(ctx, framing.LimitInformational())))
+	proxy.ServeHTTP(noInformational{out}, r.WithContext(httptrace.WithClientTrace(ctx, framing.LimitInformational())))
 }
 
 var errSwitched = errors.New("the program switched to a protocol that nobody asked for")

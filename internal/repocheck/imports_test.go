@@ -46,7 +46,7 @@ var rules = []rule{
 	{of: []string{"./driver/docker/..."}, never: []string{"./driver/fake/...", "./driver/gvisor/..."}, deep: true, why: "drivers do not know each other"},
 	{of: []string{"./..."}, never: []string{"github.com/moby/moby/..."}, except: []string{"./driver/docker/...", "./cmd/warren"}, deep: true, why: "one driver talks to an engine, and the daemon links it"},
 	{
-		of: []string{"./cmd/warren-guest", "./internal/guest/..."}, only: []string{"golang.org/x/sys/...", "github.com/hashicorp/yamux", "./internal/guest/..."},
+		of: []string{"./cmd/warren-guest", "./internal/guest/..."}, only: []string{"golang.org/x/sys/...", "github.com/hashicorp/yamux", "./internal/guest/...", "./internal/duplex"},
 		except: []string{"./internal/guest/e2btest"}, why: "the guest runs in every sandbox: it must stay small, and a bug in a library would be a bug in each",
 	},
 	{
@@ -76,9 +76,10 @@ var rules = []rule{
 		why: "the server decodes, asks the engine and encodes; no layer is passed by",
 	},
 	{
-		of: []string{"./internal/preview"}, only: []string{".", "./internal/engine", "./internal/framing"},
+		of: []string{"./internal/preview"}, only: []string{".", "./internal/engine", "./internal/duplex", "./internal/framing"},
 		why: "it stands between everybody and sandboxes: it knows the engine, and nothing of records, files or how it is configured",
 	},
+	{of: []string{"./internal/duplex"}, only: []string{}, why: "the guest, the daemon and the previews stand on it"},
 	{of: []string{"./internal/audit"}, only: []string{"golang.org/x/sys/..."}, why: "evidence stands on nothing of ours, so that nothing of ours can bend it"},
 	{of: []string{"./internal/secret"}, only: []string{"golang.org/x/sys/...", "golang.org/x/sync/singleflight"}, why: "few lines see a secret's value, and these import nothing of ours that could keep it"},
 	{of: []string{"./internal/secret/secrettest"}, only: []string{"./internal/secret"}, why: "it looks for secrets in all the rest and is no part of it"},

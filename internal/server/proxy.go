@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/duplex"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/wire"
 	"github.com/warren-sandbox/warren/proto/e2b/process/processconnect"
@@ -142,8 +143,8 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request, id warren.Sa
 	if t.port == warren.GuestPort {
 		transport = s.patient(transport)
 	}
-	// Over HTTP/1.1 an answer may begin before the request has ended.
-	http.NewResponseController(w).EnableFullDuplex()
+	w, r, body := duplex.Enable(w, r)
+	defer body.Finish()
 	proxy := &httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1,
