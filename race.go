@@ -148,6 +148,7 @@ const lateFork = 500 * time.Millisecond
 // A child of a race whose client is gone removes itself after raceIdle. Meanwhile the client uses each every raceTouch.
 const (
 	raceIdle  = 2 * time.Minute
+	raceTTL   = 365 * 24 * time.Hour // that of the source would end it, or pause it, in the midst of its command
 	raceTouch = 20 * time.Second
 )
 
@@ -170,7 +171,7 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		fo.Name += "-1"
 	}
 	if !o.Leave {
-		fo.IdleTimeout = raceIdle
+		fo.IdleTimeout, fo.TTL = raceIdle, raceTTL
 	}
 	leave := false
 	var left SandboxID
@@ -397,9 +398,10 @@ func (s *Sandbox) stay(ctx context.Context, a *Attempt, why error, settled bool)
 	why = fmt.Errorf("attempt %d could not be kept: %w; its sandbox %s stays", a.Number, why, called)
 	ch := Change{RemoveLabels: []string{raceLabel}}
 	if !settled {
-		ch.IdleTimeout = new(time.Duration)
+		ch.IdleTimeout, ch.TTL = new(time.Duration), new(time.Duration)
 		if src, err := s.c.Sandbox(ctx, string(s.ID)); err == nil {
 			*ch.IdleTimeout, ch.IdleAction = src.Spec.IdleTimeout, src.Spec.IdleAction
+			*ch.TTL = src.Spec.TTL
 		}
 	}
 	if err := a.Sandbox.Update(ctx, ch); err != nil {

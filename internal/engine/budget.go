@@ -138,10 +138,15 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 	row := p.row
 	handed := p.handed || row.State != snapReady // else a crash came after the transaction, or it never counted
 	var others []*store.Snapshot
+	var memories []warren.SnapshotID
+	var files memoryFiles // of memories and of this one
 	for _, q := range e.snaps {
 		if q != p && q.row.State == snapReady && !q.row.Transient && !q.handed {
 			other := q.row
 			others = append(others, &other)
+			if shareMemory(&row, &other) {
+				memories = append(memories, other.ID)
+			}
 		}
 	}
 	e.mu.Unlock()
@@ -170,10 +175,19 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 			{
 				what: "memory",
 				of:   func(q *store.Snapshot) *int64 { return &q.MemorySize },
-				may: func(q *store.Snapshot) bool {
-					return row.Kind == string(MemorySnapshot) && q.Kind == row.Kind && q.Driver == row.Driver && q.Owner == row.Owner
+				may:  func(q *store.Snapshot) bool { return shareMemory(&row, q) },
+				usage: func(q *store.Snapshot) (total, shared int64, err error) {
+					if files == nil {
+						files = memoryFiles{}
+						for _, id := range append(memories, row.ID) {
+							if err := files.add(e.memoryDir(id)); err != nil {
+								files = nil
+								return 0, 0, err
+							}
+						}
+					}
+					return memoryUsage(e.memoryDir(q.ID), files.several)
 				},
-				usage: func(q *store.Snapshot) (total, shared int64, err error) { return memoryUsage(e.memoryDir(q.ID)) },
 			},
 		} {
 			more, err := e.handOver(ctx, &row, others, part)

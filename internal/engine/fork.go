@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -246,8 +245,19 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		return nil, err
 	}
 	e.mu.Lock()
-	row := sb.row
+	row, keep := sb.row, have.KeepWorkspace
+	if ws := e.spaces[row.WorkspaceID]; ws != nil {
+		keep = ws.row.Keep
+	}
 	e.mu.Unlock()
+	// What was changed of the source since it was made holds for its children too.
+	ttl, most := row.TTL, have.MaxLifetime
+	if ttl == 0 && row.Expires != 0 {
+		ttl = have.TTL // the record is of a server that did not write it down
+	}
+	if e.opts.MaxLifetime > 0 {
+		most = min(most, e.opts.MaxLifetime) // which was longer when the source was made
+	}
 	res := &ForkResult{Children: make([]Forked, len(names)), Stopped: stopped, Kind: SnapshotKind(snap.row.Kind)}
 	group := ""
 	if r.All {
@@ -255,9 +265,9 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	}
 	make1 := func(i int, adopt bool) {
 		spec := Spec{
-			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: cmp.Or(row.TTL, have.TTL), TTLAction: IdleAction(row.TTLAction), MaxLifetime: have.MaxLifetime,
+			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: ttl, TTLAction: IdleAction(row.TTLAction), MaxLifetime: most,
 			IdleAction: IdleAction(row.IdleAction), NoAutoResume: row.NoAutoResume,
-			KeepWorkspace: have.KeepWorkspace, Restart: RestartPolicy(row.Restart),
+			KeepWorkspace: keep, Restart: RestartPolicy(row.Restart),
 		}
 		if spec.Labels == nil {
 			spec.Labels = map[string]string{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -104,7 +105,19 @@ func TestTTLAction(t *testing.T) {
 	if k := kids.Children[0].Sandbox; k == nil || k.Spec.TTLAction != IdlePause || k.Spec.TTL != ttl || k.Pauses.IsZero() {
 		t.Errorf("a fork: %+v", k)
 	}
-	// One that was paused by hand has the rest of its time, and goes when it is to be deleted then.
+	// What was changed of the source since its create holds for what is forked from it.
+	none := time.Duration(0)
+	yes := true
+	if _, err := l.Update(ctx, alice, UpdateRequest{ID: string(kids.Children[0].Sandbox.ID), TTL: &none, KeepWorkspace: &yes}); err != nil {
+		t.Fatal(err)
+	}
+	if kids, err = l.Fork(ctx, alice, ForkRequest{ID: string(kids.Children[0].Sandbox.ID), Count: 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if k := kids.Children[0].Sandbox; k == nil || k.Spec.TTL != 0 || !k.Pauses.IsZero() || !k.Expires.IsZero() || !k.Spec.KeepWorkspace {
+		t.Errorf("a fork of what has no TTL any more: %+v", k)
+	}
+	// One that was paused by hand has the rest of its time, and goes when it is to be deleted then, after as much time again.
 	l.pauseNow(l.mustID("box"))
 	l.pass(4*time.Minute, 0)
 	if s := l.state(l.mustID("box")); s != Paused {
@@ -112,6 +125,10 @@ func TestTTLAction(t *testing.T) {
 	}
 	if _, err := l.Update(ctx, alice, UpdateRequest{ID: "box", TTLAction: &remove}); err != nil {
 		t.Fatal(err)
+	}
+	l.pass(ttl-10*time.Second, 0)
+	if s := l.state(l.mustID("box")); s != Paused {
+		t.Fatalf("when its time has just begun anew it is %s", s)
 	}
 	eventually(t, "it is removed", func() bool {
 		l.clock.advance(time.Second)
@@ -241,4 +258,90 @@ func TestEvictPaused(t *testing.T) {
 		l.delete(alice, name)
 	}
 	l.empty()
+}
+
+// TestEvictPausedSpares leaves alone what was used long ago and paused just now, and what would free nothing, and takes what frees
+// next to nothing last.
+func TestEvictPausedSpares(t *testing.T) {
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	l := newLab(t, func(o *Options) { o.Host, o.EvictPaused = h, time.Hour })
+	ctx := t.Context()
+	kept := l.create(alice, Spec{Name: "kept"})
+	l.pauseNow(kept.ID)
+	if _, err := l.Snapshot(ctx, alice, SnapshotRequest{ID: "kept"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	works := l.create(alice, Spec{Name: "works"})
+	small := l.create(alice, Spec{Name: "small"})
+	l.pauseNow(small.ID)
+	l.clock.advance(time.Minute)
+	large := l.create(alice, Spec{Name: "large"})
+	l.pauseNow(large.ID)
+	if err := os.WriteFile(filepath.Join(l.imageDir(large.ID), "more"), make([]byte, smallImage), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.clock.advance(2 * time.Hour)
+	l.pauseNow(works.ID)
+	h.set(8<<30, 400<<20)
+	for i, sb := range []*Sandbox{large, small} {
+		eventually(t, "the next is evicted", func() bool { l.clock.advance(time.Second); return len(l.evicted()) > i })
+		if got := l.evicted()[i].SandboxID; got != sb.ID {
+			t.Fatalf("eviction %d is of %s, not of %s", i, got, sb.Name)
+		}
+	}
+	l.pass(20*time.Second, 0)
+	for _, sb := range []*Sandbox{kept, works} {
+		if s := l.state(sb.ID); s != Paused {
+			t.Errorf("%s is %s", sb.Name, s)
+		}
+	}
+	l.clock.advance(time.Hour)
+	eventually(t, "it has rested for long enough", func() bool { l.clock.advance(time.Second); return l.state(works.ID) == Failed })
+	if got := l.evicted()[2].Message; !strings.Contains(got, "paused and unused for 1h") {
+		t.Errorf("the event says %q", got)
+	}
+	if s := l.state(kept.ID); s != Paused {
+		t.Errorf("what frees nothing is %s", s)
+	}
+}
+
+// TestMaxLifetimeLater gives sandboxes an end that were made before there was a limit, or under a longer one, from the start on that first
+// knows of it, and forks of them no more than it allows.
+func TestMaxLifetimeLater(t *testing.T) {
+	l := newLab(t, nil)
+	ctx := t.Context()
+	l.create(alice, Spec{Name: "old"})
+	l.create(alice, Spec{Name: "long", MaxLifetime: 72 * time.Hour})
+	l.create(alice, Spec{Name: "short", MaxLifetime: time.Hour})
+	l.clock.advance(30 * time.Minute)
+	restart := func() {
+		l.stop()
+		l.change = func(o *Options) { o.MaxLifetime = 24 * time.Hour }
+		l.start()
+	}
+	restart()
+	want := map[string]time.Time{"old": l.clock.Now().Add(24 * time.Hour), "long": l.clock.Now().Add(24 * time.Hour), "short": l.clock.Now().Add(30 * time.Minute)}
+	check := func(when string) {
+		t.Helper()
+		for name, end := range want {
+			sb, err := l.Get(ctx, alice, name)
+			if off := sb.Expires.Sub(end).Abs(); err != nil || off > time.Second {
+				t.Errorf("%s %s ends at %v, want %v; %v", when, name, sb.Expires, end, err)
+			}
+		}
+	}
+	check("at first")
+	l.clock.advance(10 * time.Minute)
+	restart()
+	check("after another start")
+	for _, name := range []string{"old", "long"} {
+		kids, err := l.Fork(ctx, alice, ForkRequest{ID: name, Count: 1}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if left := kids.Children[0].Sandbox.Expires.Sub(l.clock.Now()); left < 23*time.Hour || left > 24*time.Hour {
+			t.Errorf("a fork of %s has %v", name, left)
+		}
+	}
 }

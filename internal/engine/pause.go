@@ -238,6 +238,7 @@ func (e *Engine) enter(ctx context.Context, sb *sandbox, s State, event *store.E
 	case Running:
 		sb.active = e.line.now()
 	case Paused:
+		sb.paused = e.line.now()
 		e.countImage(sb, image)
 	}
 	e.schedule(sb)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -242,48 +243,84 @@ func (e *Engine) relieveDisk() bool {
 	if err != nil || room.Free >= low/2 {
 		return false
 	}
-	var least *sandbox
+	for _, sb := range e.evictableImages() {
+		evicted, err := e.evictImage(sb, room, low)
+		if err != nil {
+			e.log.Warn("disk is short, and a paused sandbox was not evicted", "sandbox", sb.row.ID, "error", err)
+		}
+		if evicted || err != nil {
+			return evicted
+		}
+	}
+	return false
+}
+
+// smallImage is less than what one eviction is worth while others free more.
+const smallImage = 1 << 20
+
+// evictableImages lists the sandboxes that were paused and not used for long enough and whose image's removal would free something,
+// the longest unused first, but for those with hardly anything to free, which come last.
+func (e *Engine) evictableImages() []*sandbox {
+	type candidate struct {
+		sb    *sandbox
+		id    warren.SandboxID
+		last  time.Time
+		frees int64
+	}
+	var all []candidate
 	e.mu.Lock()
 	now := e.line.now()
 	for _, sb := range e.boxes {
-		if sb.state() != Paused || sb.op != nil || !sb.stored || sb.inUse() || sb.image == 0 || now-sb.active < int64(e.opts.EvictPaused) {
-			continue
-		}
-		if least == nil || sb.row.LastActive.Before(least.row.LastActive) {
-			least = sb
+		if sb.state() == Paused && sb.op == nil && sb.stored && !sb.inUse() && sb.image != 0 && sb.restedFor(now) >= e.opts.EvictPaused {
+			all = append(all, candidate{sb: sb, id: sb.row.ID, last: sb.row.LastActive})
 		}
 	}
 	e.mu.Unlock()
-	if least == nil {
-		return false
+	for i := range all {
+		// What a snapshot has too stays on the disk whatever happens to the sandbox.
+		if total, shared, err := memoryUsage(e.imageDir(all[i].id), anywhere); err == nil {
+			all[i].frees = total - shared
+		}
 	}
-	if err := e.evictImage(least, room, low); err != nil {
-		e.log.Warn("disk is short, and a paused sandbox was not evicted", "sandbox", least.row.ID, "error", err)
-		return false
+	all = slices.DeleteFunc(all, func(c candidate) bool { return c.frees == 0 })
+	small := func(c candidate) int {
+		if c.frees < smallImage {
+			return 1
+		}
+		return 0
 	}
-	return true
+	slices.SortFunc(all, func(a, b candidate) int { return cmp.Or(small(a)-small(b), a.last.Compare(b.last)) })
+	out := make([]*sandbox, len(all))
+	for i, c := range all {
+		out[i] = c.sb
+	}
+	return out
+}
+
+// restedFor is for how long a sandbox has been paused and nobody has used it. The caller holds mu.
+func (sb *sandbox) restedFor(now int64) time.Duration {
+	return time.Duration(now - max(sb.active, sb.paused))
 }
 
 // evictImage makes a paused sandbox a failed one without a memory image, if nobody has come for it. First that is on record: an image that
 // is left over by a crash goes at the next start, and a sandbox that is paused always has its own.
-func (e *Engine) evictImage(sb *sandbox, room Room, low int64) error {
+func (e *Engine) evictImage(sb *sandbox, room Room, low int64) (evicted bool, err error) {
 	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 	defer cancel()
 	op, err := e.hold(ctx, sb, "evict", nil)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { e.finish(sb, op, nil) }()
 	e.mu.Lock()
-	now := e.line.now()
-	unused := time.Duration(now - sb.active)
+	unused := sb.restedFor(e.line.now())
 	if sb.gone || sb.state() != Paused || sb.inUse() || unused < e.opts.EvictPaused {
 		e.mu.Unlock()
-		return nil
+		return false, nil
 	}
 	row, image := sb.row, sb.image
 	e.mu.Unlock()
-	why := fmt.Sprintf("the disk of the host ran short (%s of %s were free, less than half of the %s that have to be), and nobody had used it for %s: its memory on disk, %s, was removed",
+	why := fmt.Sprintf("the disk of the host ran short (%s of %s were free, less than half of the %s that have to be), and it had been paused and unused for %s: its memory on disk, %s, was removed",
 		size(room.Free), size(room.Total), size(low), unused.Round(time.Second), size(image))
 	row.State, row.Failure = string(Failed), &store.Failure{Reason: FailureEvicted, Message: why, Time: e.clock.Now()}
 	ev := e.event("warren", "sandbox.evicted", &row, why)
@@ -300,7 +337,7 @@ func (e *Engine) evictImage(sb *sandbox, room Room, low int64) error {
 		}
 		return tx.AppendEvent(failed)
 	}); err != nil {
-		return err
+		return false, err
 	}
 	e.mu.Lock()
 	e.setState(sb, Failed)
@@ -309,7 +346,7 @@ func (e *Engine) evictImage(sb *sandbox, room Room, low int64) error {
 	e.mu.Unlock()
 	e.metrics.evictions.Inc()
 	e.log.Warn("sandbox evicted", "sandbox", row.ID, "why", why)
-	return e.dropImage(row.ID)
+	return true, e.dropImage(row.ID)
 }
 
 // pauseNeeds is how many bytes of disk the pause of a sandbox takes at most: its memory, and what it has written to its root.

@@ -83,6 +83,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := e.capLives(ctx, rows); err != nil {
+		return err
+	}
 	spaces, err := e.store.Workspaces(ctx)
 	if err != nil {
 		return err
@@ -172,6 +175,38 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	}
 	if len(rows) > 0 {
 		e.log.Info("reconciled", "sandboxes", len(rows), "workspaces", len(spaces), "decisions", fmt.Sprint(count))
+	}
+	return nil
+}
+
+// capLives gives those an end that were made when the server had no limit for their lives, or a longer one: its time begins now, so
+// that nobody loses a sandbox to a line in a file before having heard of it.
+func (e *Engine) capLives(ctx context.Context, rows []*store.Sandbox) error {
+	if e.opts.MaxLifetime == 0 {
+		return nil
+	}
+	most := e.line.now() + int64(e.opts.MaxLifetime)
+	var capped []*store.Sandbox
+	for _, row := range rows {
+		if State(row.State) != Deleting && row.Damaged == "" && (row.LifeEnds == 0 || row.LifeEnds > most) {
+			row.LifeEnds = most
+			capped = append(capped, row)
+		}
+	}
+	for part := range slices.Chunk(capped, 200) {
+		if err := e.store.Update(ctx, func(tx *store.Tx) error {
+			for _, row := range part {
+				if err := tx.UpdateSandbox(row); err != nil {
+					return err
+				}
+				if err := tx.AppendEvent(e.event("warren", "sandbox.update", row, "it lives for "+e.opts.MaxLifetime.String()+" from now on at most, which is all that the server allows (max_lifetime)")); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			return fmt.Errorf("bound the lives of sandboxes: %w", err)
+		}
 	}
 	return nil
 }

@@ -29,6 +29,7 @@ type sandbox struct {
 	answered int32
 	silent   bool
 	active   int64 // line reading of the last use
+	paused   int64 // line reading of when it was last paused
 	timer    int   // index in Engine.timers, -1 when it has none
 	born     int64 // line reading of the start of this execution
 
@@ -603,6 +604,9 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 		row.TTLAction = string(*r.TTLAction)
 		if err == nil {
 			err = e.checkAction("ttl action", *r.TTLAction, row.Driver)
+		}
+		if now := e.line.now(); r.TTL == nil && row.TTL > 0 && row.Expires != 0 && row.Expires <= now {
+			row.Expires = now + int64(row.TTL) // it is paused for that; nobody who changes what happens then means at once
 		}
 		if err == nil && *r.TTLAction == IdlePause && row.TTL == 0 && row.Expires != 0 {
 			err = invalid("ttl action", string(*r.TTLAction), "how long it has after each resume is not known; give a ttl too")

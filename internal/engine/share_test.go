@@ -32,7 +32,7 @@ func (d linking) Seal(ctx context.Context, dir, like string) (driver.Image, erro
 	if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("pack-%d", *d.packs)), make([]byte, 1000+*d.packs), 0o600); err != nil {
 		return driver.Image{}, err
 	}
-	size, _, err := memoryUsage(dir)
+	size, _, err := memoryUsage(dir, anywhere)
 	if err != nil || like == "" {
 		return driver.Image{Size: size}, err
 	}
@@ -56,6 +56,7 @@ func TestSnapshotsShareMemory(t *testing.T) {
 	r.create(alice, Spec{Name: "box"})
 	none, _ := r.usageNow()
 	rnd := rand.New(rand.NewPCG(1, 2))
+	paused := false
 	var names []string
 	check := func(step int) {
 		t.Helper()
@@ -75,13 +76,36 @@ func TestSnapshotsShareMemory(t *testing.T) {
 			}
 		}
 		per, total := r.usageNow()
-		if got := per["alice"].disk; got != want || total.disk != want {
+		got := per["alice"].disk
+		if paused { // which counts for itself, and not as one that has what a snapshot has
+			box, err := r.Get(t.Context(), alice, "box")
+			if err != nil || box.ImageSize == 0 {
+				t.Fatalf("%+v, %v", box, err)
+			}
+			want += box.ImageSize
+		}
+		if got != want || total.disk != want {
 			t.Fatalf("after step %d %d bytes count, of all users %d; there are %d", step, got, total.disk, want)
 		}
 	}
-	for step := range 80 {
-		switch n := rnd.IntN(8); {
-		case n < 4 || len(names) == 0:
+	for step := range 160 {
+		switch n := rnd.IntN(10); {
+		case n == 8 && !paused:
+			if _, err := r.Pause(t.Context(), alice, "box"); err != nil {
+				t.Fatal(err)
+			}
+			paused = true
+		case n == 8:
+			if _, err := r.Resume(t.Context(), alice, "box"); err != nil {
+				t.Fatal(err)
+			}
+			paused = false
+		case n == 9 && paused:
+			// One that is linked to what is there already.
+			name := fmt.Sprintf("l-%d", step)
+			r.snapshotNow("box", name)
+			names = append(names, name)
+		case !paused && (n < 4 || len(names) == 0):
 			name := fmt.Sprintf("p-%d", step)
 			p := r.snapshotNow("box", name)
 			want := ""
@@ -92,7 +116,7 @@ func TestSnapshotsShareMemory(t *testing.T) {
 				t.Fatalf("step %d: its image is like %q, want %q", step, got, want)
 			}
 			names = append(names, name)
-		case n < 7:
+		case n < 7 && len(names) > 0:
 			i := rnd.IntN(len(names))
 			if err := r.DeleteSnapshot(t.Context(), alice, names[i], false); err != nil {
 				t.Fatal(err)
@@ -104,6 +128,29 @@ func TestSnapshotsShareMemory(t *testing.T) {
 		}
 		check(step)
 	}
+	if paused {
+		if _, err := r.Resume(t.Context(), alice, "box"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One of what is paused goes while others have a part of their images in common, of which only one counts for each.
+	r.snapshotNow("box", "first")
+	r.snapshotNow("box", "second")
+	if _, err := r.Pause(t.Context(), alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	paused = true
+	r.snapshotNow("box", "linked")
+	check(-1)
+	if err := r.DeleteSnapshot(t.Context(), alice, "linked", false); err != nil {
+		t.Fatal(err)
+	}
+	check(-2)
+	if _, err := r.Resume(t.Context(), alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	paused = false
+	check(-3)
 	one := r.snapshotNow("box", "one")
 	two := r.snapshotNow("box", "two")
 	got, err := r.GetSnapshot(t.Context(), alice, "two", true)

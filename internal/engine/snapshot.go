@@ -182,7 +182,7 @@ func (e *Engine) measure(ctx context.Context, v *Snapshot, files warren.Workspac
 	}
 	v.FilesSize, v.SharedSize = total, shared
 	if v.Kind == MemorySnapshot {
-		total, shared, err := memoryUsage(e.memoryDir(v.ID))
+		total, shared, err := memoryUsage(e.memoryDir(v.ID), anywhere)
 		if err != nil {
 			return fmt.Errorf("size of snapshot %s: %w", v.ID, err)
 		}
@@ -192,9 +192,9 @@ func (e *Engine) measure(ctx context.Context, v *Snapshot, files warren.Workspac
 	return nil
 }
 
-// memoryUsage returns the bytes of a memory image, and how many of them are in files that other images have too. Of one that is gone there are
-// none.
-func memoryUsage(dir string) (total, shared int64, err error) {
+// memoryUsage returns the bytes of a memory image, and how many of them are in files that other images have too, of which also is asked whether
+// they matter. Of one that is gone there are none.
+func memoryUsage(dir string, also func(*syscall.Stat_t) bool) (total, shared int64, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, plainPath(err)
@@ -208,11 +208,51 @@ func memoryUsage(dir string) (total, shared int64, err error) {
 			return 0, 0, plainPath(err)
 		}
 		total += fi.Size()
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 && also(st) {
 			shared += fi.Size()
 		}
 	}
 	return total, shared, nil
+}
+
+// anywhere is for [memoryUsage], of which it is no matter whether the other image is a snapshot's or that of a paused sandbox.
+func anywhere(*syscall.Stat_t) bool { return true }
+
+// memoryFiles counts in how many of some snapshots' memory images each file is. The image of a paused sandbox counts for that sandbox, also
+// where a snapshot has its files too, and so is of no matter to what snapshots count for.
+type memoryFiles map[uint64]int
+
+func (m memoryFiles) add(dir string) error {
+	_, _, err := memoryUsage(dir, func(st *syscall.Stat_t) bool { m[st.Ino]++; return false })
+	return err
+}
+
+// several says that more than one has a file.
+func (m memoryFiles) several(st *syscall.Stat_t) bool { return m[st.Ino] > 1 }
+
+// shareMemory says whether the memory images of two snapshots may have files in common.
+func shareMemory(a, b *store.Snapshot) bool {
+	return a.Kind == string(MemorySnapshot) && b.Kind == a.Kind && a.Driver == b.Driver && a.Owner == b.Owner
+}
+
+// ownMemory returns how much of the memory image of a snapshot no other has that counts. The caller holds sharing.
+func (e *Engine) ownMemory(row *store.Snapshot) (int64, error) {
+	var ids []warren.SnapshotID
+	e.mu.Lock()
+	for _, q := range e.snaps {
+		if q.row.ID != row.ID && q.row.State == snapReady && !q.row.Transient && !q.handed && shareMemory(row, &q.row) {
+			ids = append(ids, q.row.ID)
+		}
+	}
+	e.mu.Unlock()
+	others := memoryFiles{}
+	for _, id := range ids {
+		if err := others.add(e.memoryDir(id)); err != nil {
+			return 0, err
+		}
+	}
+	total, shared, err := memoryUsage(e.memoryDir(row.ID), func(st *syscall.Stat_t) bool { return others[st.Ino] > 0 })
+	return total - shared, err
 }
 
 // ListSnapshots returns the snapshots that c may see, of one sandbox if that is named, oldest first, and a token for the
@@ -384,6 +424,11 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 			return nil, 0, err
 		}
 		row.FilesSize = total - shared
+		if SnapshotKind(row.Kind) == MemorySnapshot {
+			if row.MemorySize, err = e.ownMemory(&row); err != nil {
+				return nil, 0, err
+			}
+		}
 	}
 	e.mu.Lock()
 	sized := snapshot{row: row}

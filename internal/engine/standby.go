@@ -195,7 +195,7 @@ func (e *Engine) makeStandby(ctx context.Context, k *standbyKind) (_ *standby, e
 	if sp.carded {
 		spec.Policy, spec.Placeholders = "locked", nil
 	}
-	memory, _, err := memoryUsage(e.memoryDir(snap.row.ID)) // with what it shares
+	memory, _, err := memoryUsage(e.memoryDir(snap.row.ID), anywhere) // with what it shares
 	if err != nil {
 		return nil, err
 	}

@@ -133,10 +133,12 @@ type base struct {
 	Guest  string   `json:"guest"`
 	Disk   int64    `json:"disk"`
 	Mounts []string `json:"mounts,omitempty"`
+	// Memory is the limit that it stayed below.
+	Memory int64 `json:"memory,omitempty"`
 }
 
 func baseOf(spec *protocol.Spec) base {
-	b := base{Root: spec.Root, Guest: spec.GuestBuild, Disk: spec.Limits.Disk}
+	b := base{Root: spec.Root, Guest: spec.GuestBuild, Disk: spec.Limits.Disk, Memory: spec.Limits.Memory}
 	for _, m := range spec.Mounts {
 		b.Mounts = append(b.Mounts, m.Target)
 	}
@@ -422,6 +424,19 @@ func openImage(dir *os.File, key []byte) (*image, error) {
 	return m, nil
 }
 
+// memory is how many bytes of memory what was in the sandbox had.
+func (m *image) memory() int64 {
+	if m.Pages > 0 {
+		return m.Pages
+	}
+	for _, f := range m.Files {
+		if f.Name == pagesName {
+			return f.Size
+		}
+	}
+	return 0
+}
+
 // apart says whether the files are not as gVisor reads them.
 func (m *image) apart() bool { return m.Packed || m.Pages > 0 }
 
@@ -516,6 +531,9 @@ func (m *image) fits(build, keeper string, spec *protocol.Spec) error {
 		return no("it was made with mounts on %s, and the sandbox would get %s", strings.Join(m.Base.Mounts, " "), strings.Join(now.Mounts, " "))
 	case m.Base.Disk != now.Disk:
 		return no("its root overlay has a limit of %s, and the sandbox would get %s", size(m.Base.Disk), size(now.Disk))
+	// One with the limit that it had always may, whatever it holds: that it may not would be the end of it.
+	case now.Memory < m.Base.Memory && m.memory() > now.Memory:
+		return no("it holds %s of memory, and the sandbox may have %s", size(m.memory()), size(now.Memory))
 	}
 	return nil
 }

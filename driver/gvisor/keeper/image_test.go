@@ -18,7 +18,7 @@ import (
 
 // TestImageFits refuses, in words, to go on from an image where something is not as it was.
 func TestImageFits(t *testing.T) {
-	spec := &protocol.Spec{Root: "sha256:1", GuestBuild: "g1", Limits: protocol.Limits{Disk: 1 << 30}, Mounts: []protocol.Mount{{Target: "/workspace"}}}
+	spec := &protocol.Spec{Root: "sha256:1", GuestBuild: "g1", Limits: protocol.Limits{Disk: 1 << 30, Memory: 64 << 20}, Mounts: []protocol.Mount{{Target: "/workspace"}}}
 	cpu, err := cpuFeatures()
 	if err != nil {
 		t.Fatal(err)
@@ -35,6 +35,11 @@ func TestImageFits(t *testing.T) {
 		"root file system":                func(m *image) { m.Base.Root = "sha256:2" },
 		"mounts on":                       func(m *image) { m.Base.Mounts = nil },
 		"limit of 2 GiB":                  func(m *image) { m.Base.Disk *= 2 },
+		"holds 65 MiB of memory":          func(m *image) { m.Base.Memory *= 2; m.Pages = 65 << 20 },
+		"may have 64 MiB": func(m *image) {
+			m.Base.Memory *= 2
+			m.Files = []imageFile{{Name: "other", Size: 1 << 20}, {Name: pagesName, Size: 64<<20 + 1}}
+		},
 	} {
 		m := whole()
 		spoil(m)
@@ -49,6 +54,17 @@ func TestImageFits(t *testing.T) {
 	var e *protocol.Error
 	if err := brief.fits("r1", "k1", spec); !errors.As(err, &e) || e.Kind != protocol.KindImage {
 		t.Errorf("a transient image of another keeper: %v", err)
+	}
+	for what, change := range map[string]func(*image){
+		"as much as its limit, which was more":         func(m *image) { m.Base.Memory *= 2; m.Pages = 64 << 20 },
+		"more than its limit, which it always had":     func(m *image) { m.Pages = 65 << 20 },
+		"more than its limit, which nobody wrote down": func(m *image) { m.Base.Memory, m.Pages = 0, 65<<20 },
+	} {
+		m := whole()
+		change(m)
+		if err := m.fits("r1", "k1", spec); err != nil {
+			t.Errorf("an image with %s: %v", what, err)
+		}
 	}
 	less := whole()
 	less.CPU = less.CPU[:1] // this machine can do more
