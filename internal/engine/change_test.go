@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,13 @@ func (k *keptRecords) at(i int) audit.Record {
 	return k.list[i]
 }
 
+// heldCards is a driver that holds the cards of its sandboxes.
+type heldCards struct{ plainCards }
+
+func (heldCards) Card(context.Context, warren.SandboxID) (*os.File, error) {
+	return os.Open(os.DevNull)
+}
+
 // A policy that changes is on record with what it was and is, and with why it cannot be used; among the events of each sandbox, and once on the chain.
 func TestPolicyChangeIsOnRecord(t *testing.T) {
 	n, k := &policyNetwork{have: map[warren.SandboxID]NetworkPolicy{}}, &keptRecords{}
@@ -53,7 +61,7 @@ func TestPolicyChangeIsOnRecord(t *testing.T) {
 	put("allow: [one.example]\n")
 	r := prepareRig(t, dir, func(o *Options) {
 		o.Network, o.PolicyDir, o.DefaultPolicy, o.Calls = n, policies, "locked", k
-		o.Drivers = map[string]driver.Driver{"fake": plainCards{o.Drivers["fake"].(*fake.Driver)}}
+		o.Drivers = map[string]driver.Driver{"fake": heldCards{plainCards{o.Drivers["fake"].(*fake.Driver)}}}
 	})
 	r.start()
 	t.Cleanup(r.stop)
@@ -90,4 +98,63 @@ func TestPolicyChangeIsOnRecord(t *testing.T) {
 	if x := k.at(3); x.Action != "" {
 		t.Errorf("one record too many: %+v", x)
 	}
+
+	// A change counts by whichever way it comes to a sandbox: with a new card, in place of one that its gateway lost, or as it goes on.
+	events := func(id warren.SandboxID) (all []*Event) {
+		if err := r.Watch(t.Context(), alice, WatchRequest{ID: string(id), NoFollow: true}, func(e *Event) error {
+			if e.Action == "policy.change" {
+				all = append(all, e)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	if _, err := r.Pause(t.Context(), alice, string(boxes[0].ID)); err != nil {
+		t.Fatal(err)
+	}
+	put("allow: [four.example]\n")
+	eventually(t, "the one that runs", func() bool { return len(events(boxes[1].ID)) == 4 })
+	four := events(boxes[1].ID)[3].Fields["new"]
+	if _, err := r.Resume(t.Context(), alice, string(boxes[0].ID)); err != nil {
+		t.Fatal(err)
+	}
+	if all := events(boxes[0].ID); len(all) != 4 || all[3].Fields["old"] != last || all[3].Fields["new"] != four {
+		t.Errorf("resumed under another text it has %d events: %+v", len(all), all[len(all)-1])
+	}
+	n.mu.Lock()
+	n.deaf = errors.New("it does not listen")
+	n.mu.Unlock()
+	put("allow: [five.example]\n")
+	if _, err := r.Restart(t.Context(), alice, string(boxes[0].ID)); err == nil || !strings.Contains(err.Error(), "is as it was: its network could not be made anew: it does not listen") {
+		t.Errorf("restarted without a gateway: %v", err)
+	}
+	if sb, err := r.Get(t.Context(), alice, string(boxes[0].ID)); err != nil || sb.State != Running || sb.Generation != boxes[0].Generation {
+		t.Errorf("it is %+v, %v", sb, err)
+	}
+	if c := r.checkGateway(t.Context()); c.Status != "fail" || !strings.Contains(c.Message, "it does not listen") {
+		t.Errorf("the doctor says %+v", c)
+	}
+	n.mu.Lock()
+	clear(n.have) // it was killed and started anew
+	n.deaf = nil
+	n.mu.Unlock()
+	r.TendNetwork()
+	for _, sb := range boxes {
+		eventually(t, "served again under the text of now", func() bool { return len(events(sb.ID)) == 5 })
+		if x := events(sb.ID)[4]; x.Fields["old"] != four || x.Fields["new"] == four {
+			t.Errorf("served again: %+v", x)
+		}
+	}
+	if c := r.checkGateway(t.Context()); c.Status != "ok" || !strings.Contains(c.Message, "2 sandboxes") {
+		t.Errorf("the doctor says %+v", c)
+	}
+	eventually(t, "on the chain are the changes of both, twice", func() bool {
+		sum := 0
+		for i := 3; k.at(i).Action == "policy.change"; i++ {
+			sum += int(k.at(i).Fields["sandboxes"][0] - '0')
+		}
+		return sum == 4
+	})
 }

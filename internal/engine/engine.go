@@ -157,11 +157,12 @@ type Engine struct {
 	flights    map[ownedName]*flight
 	keyed      map[ownedName]chan struct{}
 	timers     timers
-	kick       chan struct{} // wakes the expiry loop
-	tend       chan struct{} // wakes the network loop
-	room       chan struct{} // closed and replaced when something was removed
-	peering    chan struct{} // wakes the loop of private networks
-	peerMu     sync.Mutex    // held while the gateway is told of one
+	kick       chan struct{}      // wakes the expiry loop
+	tend       chan struct{}      // wakes the network loop
+	room       chan struct{}      // closed and replaced when something was removed
+	peering    chan struct{}      // wakes the loop of private networks
+	telling    chan struct{}      // has an element while the gateway is told of one
+	untold     map[ownedName]bool // those of which it could not be told
 	tokens     map[[32]byte]*token
 	tokenIDs   map[string]*token
 	repos      removals[warren.RepoID]
@@ -205,6 +206,8 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		tend:       make(chan struct{}, 1),
 		room:       make(chan struct{}),
 		peering:    make(chan struct{}, 1),
+		telling:    make(chan struct{}, 1),
+		untold:     map[ownedName]bool{},
 		tokens:     map[[32]byte]*token{},
 		tokenIDs:   map[string]*token{},
 		instance:   randomHex(8),
@@ -352,12 +355,35 @@ func (e *Engine) Doctor(ctx context.Context) []driver.Check {
 	} else {
 		all = append(all, driver.Check{Name: "store", Status: "ok", Message: "takes changes"})
 	}
+	if e.opts.Network != nil {
+		all = append(all, e.checkGateway(ctx))
+	}
 	for _, name := range sortedKeys(e.opts.Drivers) {
 		if c, ok := driver.As[driver.Checker](e.opts.Drivers[name]); ok {
 			all = append(all, c.Check(ctx)...)
 		}
 	}
 	return all
+}
+
+// checkGateway asks the gateway for the sandboxes that it serves.
+func (e *Engine) checkGateway(ctx context.Context) driver.Check {
+	attached, err := e.opts.Network.Attached(ctx)
+	if err != nil {
+		return driver.Check{Name: "gateway", Status: "fail", Message: "no sandbox has a network, and no change of a policy, a secret or a private network counts: " + err.Error(),
+			Hint: "the daemon's log says more; `warren shutdown` and any call start both anew, and the sandboxes run on"}
+	}
+	missing := 0
+	for _, sb := range e.carded() {
+		if _, ok := attached[sb.id]; !ok && !sb.held {
+			missing++
+		}
+	}
+	if missing > 0 {
+		return driver.Check{Name: "gateway", Status: "warn", Message: fmt.Sprintf("answers, and does not serve %d of the sandboxes that have a network", missing),
+			Hint: "they are looked after every few seconds; the daemon's log says why one cannot be"}
+	}
+	return driver.Check{Name: "gateway", Status: "ok", Message: fmt.Sprintf("answers, and serves the network of %d sandboxes", len(attached))}
 }
 
 func driverNames(m map[string]driver.Driver) string {

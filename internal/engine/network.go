@@ -343,9 +343,12 @@ func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) 
 	if _, makes := driver.As[driver.CardMaker](e.opts.Drivers[r.row.Driver]); makes {
 		c, err = e.opts.Network.Plan(ctx)
 	} else {
-		var p NetworkPolicy
-		if p, err = e.armed(e.effective(r.row.ID, name), r.spec.Placeholders); err == nil {
+		p, state := e.judgePolicy(r.row.ID, name)
+		if p, err = e.armed(p, r.spec.Placeholders); err == nil {
 			c, err = e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
+		}
+		if err == nil {
+			e.inForceAnew(ctx, r, name, state)
 		}
 	}
 	if err != nil {
@@ -360,7 +363,8 @@ func (e *Engine) plug(ctx context.Context, r bootRequest) error {
 	if !ok {
 		return nil
 	}
-	p, err := e.armed(e.effective(r.row.ID, r.spec.Policy), r.spec.Placeholders)
+	p, state := e.judgePolicy(r.row.ID, r.spec.Policy)
+	p, err := e.armed(p, r.spec.Placeholders)
 	if err != nil {
 		return err
 	}
@@ -372,6 +376,7 @@ func (e *Engine) plug(ctx context.Context, r bootRequest) error {
 	if err != nil {
 		return fmt.Errorf("the gateway does not serve the sandbox's network card: %w", err)
 	}
+	e.inForceAnew(ctx, r, r.spec.Policy, state)
 	return nil
 }
 
@@ -440,30 +445,72 @@ type Recorder interface {
 	Append(ctx context.Context, r audit.Record) (audit.Record, error)
 }
 
-// change is what is on record of a policy of which another text is in force from now on.
-func (w *watchedPolicy) change(name string) (message string, fields map[string]string) {
-	fields = map[string]string{"policy": name, "old": w.old, "new": w.state.digest}
-	if w.old == w.state.digest {
-		return "what the secrets of policy " + name + " stand for has changed", fields
+// policyChange is what is on record of a policy of which another text is in force from now on.
+type policyChange struct {
+	name, old string
+	now       policyState
+}
+
+func (c policyChange) record() (message string, fields map[string]string) {
+	fields = map[string]string{"policy": c.name, "old": c.old, "new": c.now.digest}
+	if c.old == c.now.digest {
+		return "what the secrets of policy " + c.name + " stand for has changed", fields
 	}
-	message = fmt.Sprintf("policy %s has changed from %s to %s", name, w.old, w.state.digest)
-	if w.state.problem != "" {
-		message += ", which cannot be used, so that nothing passes: " + w.state.problem
-		fields["problem"] = w.state.problem
+	message = fmt.Sprintf("policy %s has changed from %s to %s", c.name, c.old, c.now.digest)
+	if c.now.problem != "" {
+		message += ", which cannot be used, so that nothing passes: " + c.now.problem
+		fields["problem"] = c.now.problem
 	}
 	return message, fields
 }
 
-// recordPolicies puts changes of policies on the record of calls, each once for all sandboxes that have it.
-func (e *Engine) recordPolicies(ctx context.Context, changed map[string]int, policies map[string]*watchedPolicy) {
-	for _, name := range sortedKeys(changed) {
+// unknownText is the digest of a text that this engine does not know: it was in force under an earlier one.
+const unknownText = "unknown"
+
+// inForce notes which text of its policy a sandbox has from now on, by whatever way it came to it, and puts on the sandbox's record that it is
+// another than before, or that its secrets are. Of what it had before this engine was asked, was says what is known, "" for nothing and no change.
+func (e *Engine) inForce(ctx context.Context, id warren.SandboxID, name string, now policyState, was string, secrets bool) (c policyChange, changed bool) {
+	e.mu.Lock()
+	sb := e.boxes[id]
+	if sb == nil { // a standby, which has the policy of nobody
+		e.mu.Unlock()
+		return c, false
+	}
+	old := cmp.Or(sb.policyText, was)
+	sb.policyText = now.digest
+	e.mu.Unlock()
+	if old == "" || old == now.digest && !secrets {
+		return c, false
+	}
+	c = policyChange{name, old, now}
+	message, fields := c.record()
+	e.noteEvent(ctx, id, "policy.change", message, fields)
+	return c, true
+}
+
+// inForceAnew is inForce for a sandbox whose execution begins, or goes on.
+func (e *Engine) inForceAnew(ctx context.Context, r bootRequest, name string, now policyState) {
+	e.mu.Lock()
+	was := ""
+	if sb := e.boxes[r.row.ID]; sb != nil && (r.row.Generation > 1 || sb.state() == Resuming) {
+		was = unknownText
+	}
+	e.mu.Unlock()
+	if c, changed := e.inForce(ctx, r.row.ID, name, now, was, false); changed {
+		e.recordPolicies(ctx, map[policyChange]int{c: 1})
+	}
+}
+
+// recordPolicies puts changes of policies on the record of calls, each once for all sandboxes that it concerns.
+func (e *Engine) recordPolicies(ctx context.Context, changed map[policyChange]int) {
+	for c, sandboxes := range changed {
 		if e.opts.Calls == nil {
 			return
 		}
-		message, fields := policies[name].change(name)
-		fields["sandboxes"] = strconv.Itoa(changed[name])
+		message, fields := c.record()
+		fields["sandboxes"] = strconv.Itoa(sandboxes)
 		if _, err := e.opts.Calls.Append(ctx, audit.Record{Actor: "warren", Action: "policy.change", Message: message, Fields: fields}); err != nil && ctx.Err() == nil {
-			e.log.Error("a change of a policy could not be recorded", "policy", name, "error", err)
+			e.log.Error("a change of a policy could not be recorded", "policy", c.name, "error", err)
 		}
 	}
 }
@@ -635,9 +682,8 @@ type watchedPolicy struct {
 	settled bool
 	// due says that some sandboxes may have an older one.
 	due bool
-	// state is of the file as it was last seen, and old the digest of what the sandboxes had before; "unknown" for an engine that has just begun.
+	// state is of the file as it was last seen.
 	state policyState
-	old   string
 }
 
 // tendCards does one look: cards that nobody serves are served again, and policies that have changed are applied.
@@ -653,7 +699,7 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 		w := policies[sb.policy]
 		switch {
 		case w == nil:
-			w = &watchedPolicy{NetworkPolicy: p, due: true, old: "unknown"}
+			w = &watchedPolicy{NetworkPolicy: p, due: true}
 			policies[sb.policy] = w
 		case !bytes.Equal(w.Source, p.Source):
 			// It may be in the middle of being written.
@@ -675,7 +721,12 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 	if err != nil {
 		return err
 	}
-	failed, changed := map[string]bool{}, map[string]int{}
+	failed, changed := map[string]bool{}, map[policyChange]int{}
+	note := func(sb cardedSandbox, was string, secrets bool) {
+		if c, ok := e.inForce(ctx, sb.id, sb.policy, policies[sb.policy].state, was, secrets); ok {
+			changed[c]++
+		}
+	}
 	for _, sb := range list {
 		w := policies[sb.policy]
 		if !w.settled {
@@ -689,7 +740,9 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 		switch {
 		case !served && sb.held:
 		case !served:
-			e.replug(ctx, sb, p)
+			if e.replug(ctx, sb, p) {
+				note(sb, unknownText, false)
+			}
 		case digest != p.Digest:
 			if err := e.opts.Network.SetPolicy(ctx, sb.id, p); err != nil {
 				e.log.Error("change the policy of a sandbox", "sandbox", sb.id, "policy", sb.policy, "error", err)
@@ -707,35 +760,33 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 					}
 				})
 			}
-			if w.old == "unknown" && len(p.Secrets) == 0 {
-				w.old = shortDigest(digest)
+			was := unknownText
+			if len(p.Secrets) == 0 {
+				was = shortDigest(digest)
 			}
-			message, fields := w.change(sb.policy)
-			e.noteEvent(ctx, sb.id, "policy.change", message, fields)
-			changed[sb.policy]++
+			note(sb, was, true)
+		default:
+			note(sb, "", false) // perhaps a change whose answer came too late
 		}
 	}
-	e.recordPolicies(ctx, changed, policies)
+	e.recordPolicies(ctx, changed)
 	for name, w := range policies {
 		w.due = !w.settled || failed[name]
-		if !w.due {
-			w.old = w.state.digest
-		}
 	}
 	return nil
 }
 
-// replug has a card served again that its gateway lost.
-func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) {
+// replug has a card served again that its gateway lost, and says whether it is.
+func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) bool {
 	id := sb.id
 	c, ok := driver.As[driver.Carder](e.opts.Drivers[sb.driver])
 	if !ok {
-		return
+		return false
 	}
 	// Before it is served: what names are its network's is not asked of anyone outside.
 	if err := e.tellPeers(ctx, e.networkOf(id)); err != nil {
 		e.log.Warn("a sandbox has no network for now", "sandbox", id, "error", err)
-		return
+		return false
 	}
 	f, err := c.Card(ctx, id)
 	if err == nil {
@@ -751,6 +802,7 @@ func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) 
 	case e.lostCard(id):
 		e.log.Warn("a sandbox has no network: its card is lost; pause and resume it, or restart it, for a new one", "sandbox", id, "error", err)
 	}
+	return err == nil
 }
 
 // lostCard notes that a sandbox has lost its card for good, and says whether that is news.

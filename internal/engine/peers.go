@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -154,26 +155,49 @@ func (e *Engine) tellPeers(ctx context.Context, n ownedName) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, tellWait)
 	defer cancel()
-	e.peerMu.Lock()
-	defer e.peerMu.Unlock()
-	if err := e.opts.Network.SetPeers(ctx, e.peerNetworks(n.key())[n.key()]); err != nil {
+	err := error(nil)
+	select {
+	case e.telling <- struct{}{}:
+		err = e.opts.Network.SetPeers(ctx, e.peerNetworks(n.key())[n.key()])
+		<-e.telling
+	case <-ctx.Done(): // who asked before waits for an answer as well, and this one no longer than that
+		err = fmt.Errorf("it is still being told of others: %w", warren.ErrUnavailable)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		e.untold[n] = true
 		return fmt.Errorf("tell the gateway who is in network %s: %w", quote(n.name), err)
 	}
+	delete(e.untold, n)
 	return nil
 }
 
 // movedPeer tells the gateway that a sandbox has gone from one private network to another, or has another name. When the gateway cannot be told
-// now, it is as soon as it can.
-func (e *Engine) movedPeer(ctx context.Context, from, to ownedName) {
-	ctx = context.WithoutCancel(ctx)
-	err := e.tellPeers(ctx, from)
-	if to != from {
-		err = errors.Join(err, e.tellPeers(ctx, to))
+// now, it is as soon as it can; until then whoever repeats the call hears of it again.
+func (e *Engine) movedPeer(ctx context.Context, from, to ownedName) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellWait)
+	defer cancel()
+	tell := []ownedName{from, to}
+	e.mu.Lock()
+	for n := range e.untold {
+		if n.owner == cmp.Or(from.owner, to.owner, n.owner) {
+			tell = append(tell, n)
+		}
+	}
+	e.mu.Unlock()
+	slices.SortFunc(tell, func(a, b ownedName) int {
+		return cmp.Or(strings.Compare(a.owner, b.owner), strings.Compare(a.name, b.name))
+	})
+	var err error
+	for _, n := range slices.Compact(tell) {
+		err = errors.Join(err, e.tellPeers(ctx, n))
 	}
 	if err != nil {
 		e.log.Warn("a change of a private network is not in force yet", "error", err)
 		e.peersChanged()
 	}
+	return err
 }
 
 // leftPeers tells the gateway that a sandbox of a private network is gone, so that its name is too when the call that removed it returns. What could

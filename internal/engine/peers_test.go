@@ -141,7 +141,14 @@ func TestPeers(t *testing.T) {
 	n.mu.Lock()
 	n.deaf = errors.New("it does not listen")
 	n.mu.Unlock()
-	update(UpdateRequest{PrivateNetwork: &none})
+	for range 2 { // who repeats it does not hear that all is well
+		if _, err := r.Update(ctx, alice, UpdateRequest{ID: "db", PrivateNetwork: &none}); err == nil || !strings.Contains(err.Error(), "not in force until the gateway can be told") || !strings.Contains(err.Error(), `network "shop": it does not listen`) {
+			t.Errorf("a change that the gateway does not hear of: %v", err)
+		}
+	}
+	if sb, err := r.Get(ctx, alice, "db"); err != nil || sb.PrivateNetwork != "" {
+		t.Errorf("written is %+v, %v", sb, err)
+	}
 	n.mu.Lock()
 	n.deaf = nil
 	n.mu.Unlock()

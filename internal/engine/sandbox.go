@@ -43,6 +43,8 @@ type sandbox struct {
 	image         int64 // bytes of its memory image, which count as disk
 
 	policy string // what it may reach, for one that runs
+	// policyText is the digest of the text of its policy that is in force, "" for one of which this engine does not know it.
+	policyText string
 	// placeholders are those of the spec, for one that runs.
 	placeholders map[string][]string
 	joining      string // the private network that an update is about to put it into
@@ -512,7 +514,9 @@ func (e *Engine) Update(ctx context.Context, c Caller, r UpdateRequest) (*Sandbo
 		e.mu.Lock()
 		is := sb.network()
 		e.mu.Unlock()
-		e.movedPeer(ctx, was, is)
+		if err = e.movedPeer(ctx, was, is); err != nil {
+			err = fmt.Errorf("sandbox %s: it is written, and not in force until the gateway can be told: %w", sb.label(), err)
+		}
 	}
 	e.finish(sb, op, err)
 	if err != nil {

@@ -10,7 +10,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/policy"
@@ -102,8 +105,7 @@ func (e *Engine) SetSecret(ctx context.Context, c Caller, name string, value []b
 	e.mu.Lock()
 	e.secrets[name] = row
 	e.mu.Unlock()
-	e.rearm(ctx, name)
-	return e.secretInfo(row), nil
+	return e.secretInfo(row), e.rearm(ctx, name)
 }
 
 // DeleteSecret removes a secret. From then on requests that need it fail.
@@ -127,8 +129,7 @@ func (e *Engine) DeleteSecret(ctx context.Context, c Caller, name string) error 
 	e.mu.Lock()
 	delete(e.secrets, name)
 	e.mu.Unlock()
-	e.rearm(ctx, name)
-	return nil
+	return e.rearm(ctx, name)
 }
 
 // Secrets lists the secrets by name.
@@ -271,16 +272,42 @@ func (e *Engine) armed(p NetworkPolicy, placeholders map[string][]string) (Netwo
 	return p, nil
 }
 
-// rearm has the gateway know at once that a secret has changed. What cannot be reached now gets it when it is looked after.
-func (e *Engine) rearm(ctx context.Context, name string) {
+// rearm has the gateway know at once that a secret has changed, of all sandboxes that have it side by side. What cannot be reached now gets it
+// when it is looked after, and the caller hears that it has the old one until then.
+func (e *Engine) rearm(ctx context.Context, name string) error {
+	defer e.TendNetwork()
+	// One sandbox hears how silent the gateway is; the others need not wait for that too.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var mu sync.Mutex
+	var failed []warren.SandboxID
+	var why error
+	var g errgroup.Group
+	g.SetLimit(8)
 	for _, sb := range e.carded() {
 		p, err := e.armed(e.effective(sb.id, sb.policy), sb.placeholders)
 		if err != nil || !slices.ContainsFunc(p.Secrets, func(s NetworkSecret) bool { return s.Name == name }) {
 			continue
 		}
-		if err := e.opts.Network.SetPolicy(ctx, sb.id, p); err != nil && !errors.Is(err, warren.ErrNotFound) {
+		g.Go(func() error {
+			err := e.opts.Network.SetPolicy(ctx, sb.id, p)
+			if err == nil || errors.Is(err, warren.ErrNotFound) {
+				return nil
+			}
 			e.log.Error("change a secret of a sandbox", "sandbox", sb.id, "secret", name, "error", err)
-		}
+			mu.Lock()
+			defer mu.Unlock()
+			if why == nil {
+				why = err
+			}
+			failed = append(failed, sb.id)
+			cancel()
+			return nil
+		})
 	}
-	e.TendNetwork()
+	g.Wait()
+	if why == nil {
+		return nil
+	}
+	return fmt.Errorf("secret %s: it is written, and %d sandboxes have what it was before until the gateway can be told (%s): %w", name, len(failed), failed[0], why)
 }

@@ -84,6 +84,9 @@ func (n *policyNetwork) Detach(_ context.Context, id warren.SandboxID) error {
 func (n *policyNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p NetworkPolicy) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.deaf != nil {
+		return n.deaf
+	}
 	n.have[id] = p
 	n.change++
 	return nil
@@ -92,6 +95,9 @@ func (n *policyNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p Netw
 func (n *policyNetwork) Attached(context.Context) (map[warren.SandboxID]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.deaf != nil {
+		return nil, n.deaf
+	}
 	m := map[warren.SandboxID]string{}
 	for id, p := range n.have {
 		m[id] = p.Digest
@@ -238,6 +244,18 @@ func TestSecrets(t *testing.T) {
 	r.stop()
 	r.start()
 	eventually(t, "the policies are known", func() bool { return len(r.carded()) >= 4 })
+	n.mu.Lock()
+	n.deaf = errors.New("it does not listen")
+	n.mu.Unlock()
+	if err := r.DeleteSecret(ctx, operator, "bank-key"); err == nil || !strings.Contains(err.Error(), " sandboxes have what it was before until the gateway can be told") || !strings.Contains(err.Error(), "it does not listen") {
+		t.Errorf("removed, and the gateway does not hear of it: %v", err)
+	}
+	n.mu.Lock()
+	n.deaf = nil
+	n.mu.Unlock()
+	if _, err := r.SetSecret(ctx, operator, "bank-key", []byte(other)); err != nil {
+		t.Fatal(err)
+	}
 	if err := r.DeleteSecret(ctx, operator, "bank-key"); err != nil {
 		t.Fatal(err)
 	}

@@ -344,6 +344,12 @@ func (e *Engine) Restart(ctx context.Context, c Caller, ref string) (*Sandbox, e
 	if err != nil {
 		return nil, err
 	}
+	// A new execution begins with a network or not at all, so one that runs is not ended for what could not be.
+	if e.hasCard(sb.row.ID) {
+		if _, err := e.opts.Network.Attached(ctx); err != nil {
+			return nil, fmt.Errorf("sandbox %s is as it was: its network could not be made anew: %w", sb.label(), err)
+		}
+	}
 	if err := e.restart(ctx, sb, c.User, true); err != nil {
 		return nil, err
 	}
