@@ -103,7 +103,8 @@ func (s *Sandbox) Snapshot(ctx context.Context, o SnapshotOptions) (*Snapshot, e
 
 // Rollback takes the sandbox back to a snapshot, named by id or name: memory, root and workspace. It keeps its id, name and
 // settings, and clients find their processes of then. What happened since is lost, but for commits. When it fails the
-// sandbox is as it was, or at the snapshot and paused; the error says which.
+// sandbox is as it was, or at the snapshot and paused; the error says which. The snapshot may be of another sandbox with the same
+// image and driver, for which the command line asks.
 func (s *Sandbox) Rollback(ctx context.Context, snapshot string) error {
 	res, err := s.c.sandboxes.RollbackSandbox(ctx, connect.NewRequest(&warrenv1.RollbackSandboxRequest{Id: string(s.ID), Snapshot: snapshot}))
 	if err != nil {

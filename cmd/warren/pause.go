@@ -12,7 +12,8 @@ func pauseCommand(a *app) *cobra.Command {
 		Short: "Keep sandboxes on disk instead of in memory",
 		Long: `Write the memory of running sandboxes to disk and end their processes: they then take no processor and no
 memory, only disk. Clients attached to them are cut off. The next command or copy resumes the sandbox, or warren resume does; after
-warren update --auto-resume=false only the latter. A time to live goes on; an idle timeout does not.`,
+warren update --auto-resume=false only the latter. A time to live goes on, but for one that pauses,
+which begins anew with a resume; an idle timeout does not.`,
 		Example: `  warren pause fix
   warren inspect fix                                 how much disk its memory takes
   warren resume fix                                  it goes on where it was`,

@@ -317,6 +317,6 @@ Where the driver cannot keep memory, the children start cold on copies of the fi
 	flags.StringArrayVarP(&env, "env", "e", nil, "set a variable of processes that start in the children, as K=V")
 	flags.StringArrayVarP(&labels, "label", "l", nil, "label to find the children by, as K=V")
 	flags.DurationVar(&o.IdleTimeout, "idle-timeout", 0, "idle timeout of the children, if not the source's")
-	flags.DurationVar(&o.TTL, "ttl", 0, "remove the children this long after the fork, if not as the source")
+	flags.DurationVar(&o.TTL, "ttl", 0, "remove the children this long after the fork, or pause them, if not as the source")
 	return cmd
 }

@@ -66,7 +66,7 @@ func (f *specFlags) register(cmd *cobra.Command) {
 	flags.Lookup("idle").NoOptDefVal = "1m"
 	choiceVar(flags, &f.idleAction, "idle-action", `what the idle timeout does: "pause" (the default where the driver can) or "delete"`, "pause", "delete")
 	flags.BoolVar(&f.autoResume, "auto-resume", true, "let the next call resume the sandbox when it is paused")
-	flags.DurationVar(&f.ttl, "ttl", 0, "remove the sandbox this long after its creation, such as 12h")
+	flags.DurationVar(&f.ttl, "ttl", 0, "remove the sandbox this long after its creation, such as 12h, or pause it: see --ttl-action")
 	choiceVar(flags, &f.ttlAction, "ttl-action", `what --ttl does: "delete" (the default), or "pause"; a resume begins it anew`, "pause", "delete")
 	flags.DurationVar(&f.maxLifetime, "max-lifetime", 0, "remove the sandbox this long after its creation, paused or not; cannot be changed")
 }

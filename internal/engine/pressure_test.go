@@ -141,6 +141,9 @@ func TestShortDisk(t *testing.T) {
 	if n := len(l.evicted()); n != 0 {
 		t.Errorf("%d evictions into a full disk", n)
 	}
+	if _, err := l.Snapshot(ctx, alice, SnapshotRequest{ID: "box"}, nil); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "more are needed") {
+		t.Errorf("snapshot: %v", err)
+	}
 	if _, err := l.Create(ctx, alice, CreateRequest{}, nil); err != nil {
 		t.Errorf("with a little room: %v", err)
 	}

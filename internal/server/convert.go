@@ -53,7 +53,7 @@ func duration(field string, d *durationpb.Duration) (time.Duration, error) {
 	}
 	// AsDuration makes of what is too long the longest there is, which nobody meant.
 	if err := d.CheckValid(); err != nil || d.GetSeconds() < 0 || d.GetNanos() < 0 || d.GetSeconds() > 100*365*24*3600 {
-		return 0, invalid("%s is not between 0 and 100 years", field)
+		return 0, invalid("%s is %d s; want 0 or more, up to 100 years", field, d.GetSeconds())
 	}
 	return d.AsDuration(), nil
 }
