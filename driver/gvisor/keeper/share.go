@@ -40,7 +40,8 @@ const (
 	maxLinks = 16
 )
 
-// pageSum stands for the content of a page: the first half of its SHA-256, of which nobody finds two alike.
+// pageSum stands for the content of a page: the first half of its SHA-256. Two alike cost some 2^64 tries, and whoever found them could
+// spoil images of their own alone: no others are shared.
 type pageSum [16]byte
 
 func sumPage(page []byte) pageSum {
