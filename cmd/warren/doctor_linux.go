@@ -8,11 +8,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/config"
 )
@@ -31,11 +33,34 @@ func (a *app) hostChecks(ctx context.Context) ([]check, error) {
 	if err != nil { // which is told above
 		cfg = config.Default(runtime.NumCPU(), 0)
 	}
+	checks = append(checks, askDaemon(ctx, dir)...)
 	for _, d := range drivers {
 		checks = append(checks, d.check(ctx, cfg)...)
 	}
 	return checks, nil
 }
+
+// askDaemon returns what only a daemon can know that runs, and nothing where none does. Of the rest this program sees as much.
+func askDaemon(ctx context.Context, dir string) []check {
+	if !answers(ctx, dir) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, daemonWait)
+	defer cancel()
+	var all []check
+	c, err := warren.Connect(ctx, warren.Options{URL: "unix://" + config.Socket(dir)})
+	if err == nil {
+		defer c.Close()
+		all, err = c.Doctor(ctx)
+	}
+	if err != nil {
+		return []check{{Name: "daemon", Status: "warn", Message: "it does not say how it is: " + err.Error(), Hint: "the log is " + logPath(dir)}}
+	}
+	return slices.DeleteFunc(all, func(c check) bool { return c.Name != "store" && c.Name != "gateway" })
+}
+
+// daemonWait is for how long the doctor waits for the daemon, which may wait for its gateway.
+const daemonWait = 20 * time.Second
 
 func fromDriver(list []driver.Check) []check {
 	out := make([]check, len(list))

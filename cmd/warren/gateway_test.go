@@ -73,6 +73,8 @@ func TestGatewayStopped(t *testing.T) {
 	signal(syscall.SIGSTOP)
 	refused("create", "--name", "two", "--policy", "lab")
 	refused("create", "--name", "two", "--policy", "lab")
+	refused("doctor")
+	refused("restart", "s") // which goes on below
 	h.policy("lab", "allow: [two.lab]\n")
 	logged("changes of policies do not count until this ends")
 	// What does not need it goes on, also with another daemon.

@@ -147,7 +147,7 @@ func TestPolicyChangeIsOnRecord(t *testing.T) {
 			t.Errorf("served again: %+v", x)
 		}
 	}
-	if c := r.checkGateway(t.Context()); c.Status != "ok" || !strings.Contains(c.Message, "2 sandboxes") {
+	if c := r.checkGateway(t.Context()); c.Status != "ok" || !strings.Contains(c.Message, "with a network: 2") {
 		t.Errorf("the doctor says %+v", c)
 	}
 	eventually(t, "on the chain are the changes of both, twice", func() bool {

@@ -380,10 +380,10 @@ func (e *Engine) checkGateway(ctx context.Context) driver.Check {
 		}
 	}
 	if missing > 0 {
-		return driver.Check{Name: "gateway", Status: "warn", Message: fmt.Sprintf("answers, and does not serve %d of the sandboxes that have a network", missing),
+		return driver.Check{Name: "gateway", Status: "warn", Message: fmt.Sprintf("answers; sandboxes with a network that it does not serve: %d", missing),
 			Hint: "they are looked after every few seconds; the daemon's log says why one cannot be"}
 	}
-	return driver.Check{Name: "gateway", Status: "ok", Message: fmt.Sprintf("answers, and serves the network of %d sandboxes", len(attached))}
+	return driver.Check{Name: "gateway", Status: "ok", Message: fmt.Sprintf("answers; sandboxes with a network: %d", len(attached))}
 }
 
 func driverNames(m map[string]driver.Driver) string {

@@ -309,5 +309,22 @@ func (e *Engine) rearm(ctx context.Context, name string) error {
 	if why == nil {
 		return nil
 	}
-	return fmt.Errorf("secret %s: it is written, and %d sandboxes have what it was before until the gateway can be told (%s): %w", name, len(failed), failed[0], why)
+	return fmt.Errorf("secret %s: it is written, and sandboxes have what it was before until the gateway can be told (%s): %w", name, listed(failed), why)
+}
+
+// listed names the first few of some sandboxes.
+func listed(ids []warren.SandboxID) string {
+	const most = 3
+	var b strings.Builder
+	for i, id := range ids {
+		if i == most {
+			fmt.Fprintf(&b, " and %d more", len(ids)-most)
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(string(id))
+	}
+	return b.String()
 }

@@ -247,7 +247,7 @@ func TestSecrets(t *testing.T) {
 	n.mu.Lock()
 	n.deaf = errors.New("it does not listen")
 	n.mu.Unlock()
-	if err := r.DeleteSecret(ctx, operator, "bank-key"); err == nil || !strings.Contains(err.Error(), " sandboxes have what it was before until the gateway can be told") || !strings.Contains(err.Error(), "it does not listen") {
+	if err := r.DeleteSecret(ctx, operator, "bank-key"); err == nil || !strings.Contains(err.Error(), "sandboxes have what it was before until the gateway can be told") || !strings.Contains(err.Error(), "it does not listen") {
 		t.Errorf("removed, and the gateway does not hear of it: %v", err)
 	}
 	n.mu.Lock()
