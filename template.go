@@ -26,6 +26,8 @@ type Template struct {
 	Owner   string    `json:"owner,omitempty"`
 	// Standby is how many sandboxes of it are restored already: the next creates take these over.
 	Standby int `json:"standby,omitempty"`
+	// StandbyNote is why there is none.
+	StandbyNote string `json:"standbyNote,omitempty"`
 	// Recipe is the JSON of the [TemplateSpec] that it was built from.
 	Recipe json.RawMessage `json:"recipe,omitempty"`
 }
@@ -33,7 +35,7 @@ type Template struct {
 func templateFrom(p *warrenv1.Template) *Template {
 	return &Template{
 		ID: p.GetId(), Name: p.GetName(), Snapshot: SnapshotID(p.GetSnapshotId()), IdleTimeout: p.GetIdleTimeout().AsDuration(), Version: p.GetVersion(),
-		Created: timeFrom(p.GetCreated()), Updated: timeFrom(p.GetUpdated()), Owner: p.GetOwner(), Standby: int(p.GetStandby()), Recipe: json.RawMessage(p.GetRecipe()),
+		Created: timeFrom(p.GetCreated()), Updated: timeFrom(p.GetUpdated()), Owner: p.GetOwner(), Standby: int(p.GetStandby()), StandbyNote: p.GetStandbyNote(), Recipe: json.RawMessage(p.GetRecipe()),
 	}
 }
 

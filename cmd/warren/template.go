@@ -210,7 +210,11 @@ func templateInspectCommand(a *app) *cobra.Command {
 			if t.IdleTimeout > 0 {
 				idle = t.IdleTimeout.String()
 			}
-			return a.fields("ID", t.ID, "Name", t.Name, "Version", fmt.Sprint(t.Version), "Snapshot", string(t.Snapshot), "Idle timeout", idle, "Standby", fmt.Sprint(t.Standby),
+			standby := fmt.Sprint(t.Standby)
+			if t.StandbyNote != "" {
+				standby += ": " + t.StandbyNote
+			}
+			return a.fields("ID", t.ID, "Name", t.Name, "Version", fmt.Sprint(t.Version), "Snapshot", string(t.Snapshot), "Idle timeout", idle, "Standby", standby,
 				"Owner", t.Owner, "Created", rfc3339(t.Created), "Built", rfc3339(t.Updated), "Recipe", string(t.Recipe))
 		},
 	}

@@ -148,6 +148,7 @@ type Engine struct {
 	pool       map[string]*poolClass
 	templates  map[ownedName]*store.Template // each is replaced, never changed
 	standbys   map[ownedName]*standbyKind    // by owner and snapshot
+	unready    map[warren.SnapshotID]string  // why the last one of a snapshot could not be made
 	standingBy bool                          // somebody makes them
 	secrets    map[string]*store.Secret      // as well; secretMu is held by who changes one
 	spaceNames map[ownedName]*workspace
@@ -196,6 +197,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 		pool:       map[string]*poolClass{},
 		templates:  map[ownedName]*store.Template{},
 		standbys:   map[ownedName]*standbyKind{},
+		unready:    map[warren.SnapshotID]string{},
 		secrets:    map[string]*store.Secret{},
 		parsed:     map[string]*parsedPolicy{},
 		broken:     map[string]bool{},
@@ -310,7 +312,7 @@ func (e *Engine) Close() error {
 	e.closing = true
 	e.mu.Unlock()
 	e.cancel()
-	e.coolStandbys("")
+	e.coolStandbys("", "the server was stopping")
 	if was {
 		e.wg.Wait()
 		return nil

@@ -112,7 +112,7 @@ func (e *Engine) pressureLoop() {
 			wait = pressureSoon
 		}
 		if err := e.diskRoom(0); err != nil {
-			e.coolStandbys("")
+			e.coolStandbys("", "it went when the disk of this server ran short")
 			if e.relieveDisk() {
 				wait = pressureSoon
 			}
@@ -140,7 +140,7 @@ func (e *Engine) relieveMemory() bool {
 	if room.Free >= low {
 		return false
 	}
-	e.coolStandbys("")
+	e.coolStandbys("", "it went when the memory of this server's host ran short")
 	e.coolPool(true, "")
 	hard := room.Free < low/2
 	for _, sb := range e.evictable(hard) {

@@ -824,6 +824,7 @@ func (e *Engine) forgetSnapshot(p *snapshot) {
 	}
 	e.madeRoom()
 	delete(e.snaps, p.row.ID)
+	delete(e.unready, p.row.ID)
 	if p.row.Name != "" {
 		delete(e.snapNames, ownedName{p.row.Owner, p.row.Name})
 	}

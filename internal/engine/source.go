@@ -294,7 +294,7 @@ func (e *Engine) DeleteImage(ctx context.Context, c Caller, ref string, allowMis
 	}
 	end := e.images.begin(img.Digest)
 	e.mu.Unlock()
-	e.coolStandbys(img.Digest)
+	e.coolStandbys(img.Digest, "its image was being removed")
 	e.coolPool(true, img.Digest)
 	err = e.opts.Images.Delete(ctx, img.Name)
 	e.mu.Lock()

@@ -148,6 +148,7 @@ func (e *Engine) fillStandbys() {
 		switch {
 		case err != nil:
 			next.uses = nil // until it is asked for again
+			e.unready[next.snap] = "the last one could not be made ready: " + plainPath(err).Error()
 			if e.ctx.Err() == nil && !errors.Is(err, errUnsupported) {
 				e.log.Warn("no sandbox of a template is made ready", "snapshot", next.snap, "error", err)
 			}
@@ -158,6 +159,7 @@ func (e *Engine) fillStandbys() {
 			continue
 		default:
 			next.have = append(next.have, sp)
+			delete(e.unready, next.snap)
 		}
 		e.sizeStandbys()
 		e.mu.Unlock()
@@ -386,8 +388,8 @@ func (e *Engine) standbyUsage() (u usage) {
 	return u
 }
 
-// coolStandbys lets all go, or all of one image, and waits until they are gone.
-func (e *Engine) coolStandbys(digest string) {
+// coolStandbys lets all go, or all of one image, and waits until they are gone. Their templates say why.
+func (e *Engine) coolStandbys(digest, why string) {
 	var gone []*standby
 	e.mu.Lock()
 	for _, k := range e.standbyKinds() {
@@ -400,6 +402,7 @@ func (e *Engine) coolStandbys(digest string) {
 			}
 			e.unreserveShared(sp)
 			gone = append(gone, sp)
+			e.unready[k.snap] = why
 		}
 		if k.have = keep; digest == "" || len(keep) < had {
 			k.uses = nil
@@ -440,6 +443,22 @@ func (e *Engine) standbyDied(id warren.SandboxID) {
 			return
 		}
 	}
+}
+
+// standbyNote says why no sandbox of a template stands by. The caller holds mu.
+func (e *Engine) standbyNote(row *store.Template) string {
+	k := e.standbys[ownedName{row.Owner, string(row.SnapshotID)}]
+	switch why := e.unready[row.SnapshotID]; {
+	case e.standbyCount(row) > 0:
+		return ""
+	case e.opts.Standby == 0:
+		return "this server keeps none ready (WARREN_STANDBY)"
+	case why != "":
+		return why
+	case k == nil:
+		return "nobody has used it lately; the next create has one made ready"
+	}
+	return "one is being made ready, or other templates were used later"
 }
 
 // standbyCount is how many sandboxes of a template stand by. The caller holds mu.

@@ -61,7 +61,7 @@ func TestStandby(t *testing.T) {
 	before, _ := r.usageNow()
 	r.put("app", "one")
 	first := r.stand(1)[0]
-	if got, err := r.GetTemplate(ctx, alice, "app"); err != nil || got.Standby != 1 {
+	if got, err := r.GetTemplate(ctx, alice, "app"); err != nil || got.Standby != 1 || got.StandbyNote != "" {
 		t.Errorf("the template: %+v, %v", got, err)
 	}
 
@@ -163,9 +163,9 @@ func TestStandbyYields(t *testing.T) {
 	r.delete(alice, "kid")
 	r.put("app", "one")
 	r.stand(1)
-	r.coolStandbys("sha256:other")
+	r.coolStandbys("sha256:other", "")
 	r.stand(1)
-	r.coolStandbys("sha256:host")
+	r.coolStandbys("sha256:host", "")
 	r.stand(0)
 
 	// What its owner may not have is not taken, and stays.
@@ -208,6 +208,16 @@ func TestStandbyShortDisk(t *testing.T) {
 	r.stand(1)
 	h.set(64<<30, 1<<20)
 	r.stand(0)
+	eventually(t, "its template says why", func() bool {
+		got, err := r.GetTemplate(t.Context(), alice, "app")
+		return err == nil && strings.Contains(got.StandbyNote, "the disk of this server ran short")
+	})
+	h.set(64<<30, 64<<30)
+	r.create(alice, Spec{Template: "app"})
+	r.stand(1)
+	if got, err := r.GetTemplate(t.Context(), alice, "app"); err != nil || got.StandbyNote != "" {
+		t.Errorf("with one that stands by: %+v, %v", got, err)
+	}
 }
 
 // drowsy is a driver that does not wake what stands still.
@@ -258,7 +268,7 @@ func TestStandbySleepsOn(t *testing.T) {
 	}
 	d.sleeps.Store(false)
 	r.stand(2)
-	r.coolStandbys("")
+	r.coolStandbys("", "")
 	for _, name := range []string{"box", "kid"} {
 		r.delete(alice, name)
 	}

@@ -25,7 +25,7 @@ const (
 // viewTemplate copies what is in memory. The caller holds mu.
 func (e *Engine) viewTemplate(row *store.Template) *Template {
 	return &Template{ID: row.ID, Name: row.Name, Owner: row.Owner, SnapshotID: row.SnapshotID, Recipe: row.Recipe, IdleTimeout: row.Idle,
-		Version: row.Version, Created: row.Created, Updated: row.Updated, Standby: e.standbyCount(row)}
+		Version: row.Version, Created: row.Created, Updated: row.Updated, Standby: e.standbyCount(row), StandbyNote: e.standbyNote(row)}
 }
 
 // findTemplate returns the template that ref names for c, an id or a name. The caller holds mu.

@@ -226,6 +226,8 @@ type Template struct {
 	Created, Updated time.Time
 	// Standby is how many sandboxes of it are restored already.
 	Standby int
+	// StandbyNote is why there is none.
+	StandbyNote string
 }
 
 // TemplateRequest asks for a template.

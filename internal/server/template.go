@@ -16,7 +16,7 @@ type templateService struct{ s *Server }
 func templateTo(t *engine.Template) *warrenv1.Template {
 	return &warrenv1.Template{
 		Id: t.ID, Name: t.Name, SnapshotId: string(t.SnapshotID), Recipe: t.Recipe, IdleTimeout: durationTo(t.IdleTimeout), Version: t.Version,
-		Created: timeTo(t.Created), Updated: timeTo(t.Updated), Owner: t.Owner, Standby: uint32(t.Standby),
+		Created: timeTo(t.Created), Updated: timeTo(t.Updated), Owner: t.Owner, Standby: uint32(t.Standby), StandbyNote: t.StandbyNote,
 	}
 }
 

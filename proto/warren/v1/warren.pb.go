@@ -3144,7 +3144,9 @@ type Template struct {
 	Updated *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=updated,proto3" json:"updated,omitempty"`
 	Owner   string                 `protobuf:"bytes,9,opt,name=owner,proto3" json:"owner,omitempty"`
 	// How many sandboxes of it are restored already and wait for a create to take them over.
-	Standby       uint32 `protobuf:"varint,10,opt,name=standby,proto3" json:"standby,omitempty"`
+	Standby uint32 `protobuf:"varint,10,opt,name=standby,proto3" json:"standby,omitempty"`
+	// Why there is none, for people. Empty when there is one.
+	StandbyNote   string `protobuf:"bytes,11,opt,name=standby_note,json=standbyNote,proto3" json:"standby_note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3247,6 +3249,13 @@ func (x *Template) GetStandby() uint32 {
 		return x.Standby
 	}
 	return 0
+}
+
+func (x *Template) GetStandbyNote() string {
+	if x != nil {
+		return x.StandbyNote
+	}
+	return ""
 }
 
 type PutTemplateRequest struct {
@@ -8831,7 +8840,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x15DeleteSnapshotRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\"\x18\n" +
-	"\x16DeleteSnapshotResponse\"\xdb\x02\n" +
+	"\x16DeleteSnapshotResponse\"\xfe\x02\n" +
 	"\bTemplate\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1f\n" +
@@ -8844,7 +8853,8 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\aupdated\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x12\x14\n" +
 	"\x05owner\x18\t \x01(\tR\x05owner\x12\x18\n" +
 	"\astandby\x18\n" +
-	" \x01(\rR\astandby\"\x9a\x01\n" +
+	" \x01(\rR\astandby\x12!\n" +
+	"\fstandby_note\x18\v \x01(\tR\vstandbyNote\"\x9a\x01\n" +
 	"\x12PutTemplateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12\x16\n" +
