@@ -250,6 +250,7 @@ type attemptRow struct {
 	TookMs    float64           `json:"tookMs"`
 	Tests     *warren.TestCount `json:"tests,omitempty"`
 	Diff      *warren.DiffSize  `json:"diff,omitempty"`
+	DiffError string            `json:"diffError,omitempty"`
 	Kept      bool              `json:"kept"`
 	StoppedMs float64           `json:"sourceStoppedMs"`
 }
@@ -272,6 +273,9 @@ func (r *race) show(result *warren.Race) error {
 			if t.Err != nil {
 				row.Error = describe(t.Err)
 			}
+			if t.DiffErr != nil {
+				row.DiffError = describe(t.DiffErr)
+			}
 			if r.leave || t.Left {
 				row.Sandbox = &t.Sandbox.ID
 			}
@@ -280,7 +284,7 @@ func (r *race) show(result *warren.Race) error {
 			}
 			continue
 		}
-		exit, passed, failed, diff, kept := strconv.Itoa(attemptCode(t)), "", "", "", ""
+		exit, passed, failed, diff, kept := strconv.Itoa(attemptCode(t)), "", "", "unknown", ""
 		if t.Tests != nil {
 			passed, failed = strconv.Itoa(t.Tests.Passed), strconv.Itoa(t.Tests.Failed)
 		}
@@ -301,6 +305,9 @@ func (r *race) show(result *warren.Race) error {
 	for _, t := range result.Attempts {
 		if t.Err != nil {
 			fmt.Fprintf(r.err, "%s attempt %s: %s\n", r.errorStyle("warren:"), r.label(t.Number), describe(t.Err))
+		}
+		if t.DiffErr != nil {
+			fmt.Fprintf(r.err, "%s attempt %s: its diff is unknown: %s\n", r.errorStyle("warren:"), r.label(t.Number), describe(t.DiffErr))
 		}
 	}
 	return nil
