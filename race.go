@@ -376,6 +376,9 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // statTotal is the last line of a diff's summary.
 var statTotal = regexp.MustCompile(`(?m)^ (\d+) files? changed(?:, (\d+) insertions?\(\+\))?(?:, (\d+) deletions?\(-\))?$`)
 
+// statMore counts files that changed and are not in the summary; no name of a file ends such a line.
+var statMore = regexp.MustCompile(`(?m)^# warren: files that changed and are too large to compare: (\d+)$`)
+
 func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
 	out, err := s.Diff(ctx, DiffOptions{Stat: true, SinceMark: true})
 	if err != nil {
@@ -391,6 +394,10 @@ func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
 		d.Files, _ = strconv.Atoi(string(m[1]))
 		d.Insertions, _ = strconv.Atoi(string(m[2]))
 		d.Deletions, _ = strconv.Atoi(string(m[3]))
+	}
+	if m := statMore.FindSubmatch(text); m != nil {
+		more, _ := strconv.Atoi(string(m[1]))
+		d.Files += more
 	}
 	return d, nil
 }

@@ -66,6 +66,8 @@ type Store struct {
 	copier copier
 	// unconfined is for tests: git runs as this process's own user, which sees everything.
 	unconfined bool
+	marks      turns
+	readAtMost int64 // markBudget, when set
 }
 
 // Source says what a workspace is cut from. The zero Source makes an empty workspace.
