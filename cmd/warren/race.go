@@ -31,7 +31,8 @@ after Ctrl-C; --keep none --leave leaves them. When the chosen attempt cannot be
 
 The best has exit code 0, then the most tests passed and the fewest failed, then the smallest diff, then the shortest time; when none
 has exit code 0 it is the best of the failed. Tests are counted in the output of go test, pytest, jest, vitest, mocha and cargo test, of
-a package that is tested again the last run. The diff is what the attempt changed: what was there before it began does not count.
+a package that is tested again the last run. The diff is what the attempt changed: what was there before it began does not count, and
+what it writes to .gitignore hides nothing. One that cannot be learned is "unknown", and comes after those that are known.
 
 Each line of output begins with the attempt it is of. In the commands WARREN_ATTEMPT is the number of the attempt, from 1. Exits as
 the kept attempt did, or the best if none is kept; Warren's own failures exit with 125.`,
