@@ -25,7 +25,7 @@ type RaceOptions struct {
 	Env map[string]string
 	// Dir and User of the commands, as of [Cmd].
 	Dir, User string
-	// Timeout kills a command that takes longer; 0 means never.
+	// Timeout kills a command that takes longer; 0 means never. What is done before it begins and after its end does not count.
 	Timeout time.Duration
 	// Output, when set, says where the output of an attempt goes. Nil discards a stream. The writers of different attempts are
 	// used at the same time.
@@ -54,9 +54,11 @@ type Attempt struct {
 	Took     time.Duration
 	// Tests is what test runners said in the output, nil when none was seen.
 	Tests *TestCount
-	// Diff is the size of the workspace's changes since just before the command began; nil if that could not be learned.
-	Diff *DiffSize
-	Kept bool
+	// Diff is the size of the workspace's changes since just before the command began; nil if that could not be learned, and DiffErr
+	// says why.
+	Diff    *DiffSize
+	DiffErr error
+	Kept    bool
 	// Left is set when the attempt was to be kept and that failed: its child is there still, and is removed by nobody else.
 	Left bool
 }
@@ -163,6 +165,14 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 	commands, err := o.commands(string(s.ID))
 	if err != nil {
 		return nil, err
+	}
+	if tell := o.Progress; tell != nil {
+		var mu sync.Mutex // attempts tell at the same time
+		o.Progress = func(p Progress) {
+			mu.Lock()
+			defer mu.Unlock()
+			tell(p)
+		}
 	}
 	// All fork options but these are the source's.
 	key := randomKey()
@@ -292,15 +302,33 @@ func (r *Race) run(ctx context.Context, o *RaceOptions) error {
 	return ctx.Err()
 }
 
+// How long the files of an attempt may take to be remembered, and how soon that is told as a step.
+const (
+	raceMark     = 10 * time.Minute
+	raceMarkTell = time.Second
+)
+
+// mark remembers the files as they are: what was changed before is no attempt's. It takes nothing of the command's time.
+func (a *Attempt) mark(ctx context.Context, o *RaceOptions) error {
+	if o.Progress != nil {
+		tell := time.AfterFunc(raceMarkTell, func() {
+			o.Progress(Progress{Step: fmt.Sprintf("remember the files of attempt %d, for its diff", a.Number)})
+		})
+		defer tell.Stop()
+	}
+	ctx, cancel := context.WithTimeout(ctx, raceMark)
+	defer cancel()
+	return a.Sandbox.MarkWorkspace(ctx)
+}
+
 func (a *Attempt) run(ctx context.Context, o *RaceOptions) {
+	a.DiffErr = a.mark(ctx, o)
 	limited := ctx
 	if o.Timeout > 0 {
 		var cancel context.CancelFunc
 		limited, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
-	// What was changed before is no attempt's.
-	marked := a.Sandbox.MarkWorkspace(limited) == nil
 	cmd := a.Sandbox.Command(a.Command[0], a.Command[1:]...)
 	cmd.Dir, cmd.User = o.Dir, o.User
 	cmd.Env = append(cmd.Env, "WARREN_ATTEMPT="+strconv.Itoa(a.Number))
@@ -322,10 +350,12 @@ func (a *Attempt) run(ctx context.Context, o *RaceOptions) {
 		a.Err = err
 	}
 	a.Tests = tests.Count()
-	if ctx.Err() == nil && marked {
-		if d, err := a.Sandbox.diffSize(ctx); err == nil {
+	if ctx.Err() == nil && a.DiffErr == nil {
+		d, err := a.Sandbox.diffSize(ctx)
+		if err == nil {
 			a.Diff = &d
 		}
+		a.DiffErr = err
 	}
 }
 
@@ -347,6 +377,9 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // statTotal is the last line of a diff's summary.
 var statTotal = regexp.MustCompile(`(?m)^ (\d+) files? changed(?:, (\d+) insertions?\(\+\))?(?:, (\d+) deletions?\(-\))?$`)
 
+// statMore counts files that changed and are not in the summary; no name of a file ends such a line.
+var statMore = regexp.MustCompile(`(?m)^# warren: files that changed and are too large to compare: (\d+)$`)
+
 func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
 	out, err := s.Diff(ctx, DiffOptions{Stat: true, SinceMark: true})
 	if err != nil {
@@ -362,6 +395,10 @@ func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
 		d.Files, _ = strconv.Atoi(string(m[1]))
 		d.Insertions, _ = strconv.Atoi(string(m[2]))
 		d.Deletions, _ = strconv.Atoi(string(m[3]))
+	}
+	if m := statMore.FindSubmatch(text); m != nil {
+		more, _ := strconv.Atoi(string(m[1]))
+		d.Files += more
 	}
 	return d, nil
 }

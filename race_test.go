@@ -1,6 +1,7 @@
 package warren_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -68,5 +69,31 @@ func TestRaceOptions(t *testing.T) {
 		if _, err := sb.Race(t.Context(), o); !errors.Is(err, warren.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
+	}
+}
+
+// The timeout is the command's: remembering the files has its own, and when it fails the attempt says so and runs all the same.
+func TestRaceMark(t *testing.T) {
+	srv := servertest.New(t)
+	sb := srv.Sandbox(warren.Spec{})
+	run := func(mark func(context.Context) error) *warren.Attempt {
+		srv.Engine.Mark = mark
+		a := &warren.Attempt{Number: 1, Sandbox: sb, Command: []string{"true"}}
+		warren.RunAttempt(a, t.Context(), &warren.RaceOptions{Timeout: 30 * time.Second})
+		if !a.Succeeded() {
+			t.Errorf("the command: %v, %v", a.State, a.Err)
+		}
+		return a
+	}
+	if a := run(func(ctx context.Context) error {
+		if end, ok := ctx.Deadline(); !ok || time.Until(end) < time.Minute {
+			return errors.New("it is given the command's time")
+		}
+		return nil
+	}); a.DiffErr != nil || a.Diff == nil {
+		t.Errorf("marked: %v, %v", a.Diff, a.DiffErr)
+	}
+	if a := run(func(context.Context) error { return warren.ErrExhausted }); !errors.Is(a.DiffErr, warren.ErrExhausted) || a.Diff != nil {
+		t.Errorf("not marked: %v, %v", a.Diff, a.DiffErr)
 	}
 }

@@ -159,7 +159,9 @@ type DiffOptions struct {
 }
 
 // MarkWorkspace remembers the files of a workspace, named by its id or that of the sandbox that has it, for a diff since then. The
-// next mark takes the place of the one before. What a diff leaves out is not remembered; a copy or fork has no mark.
+// next mark takes the place of the one before, and a rollback leaves it as it is; a copy or fork has no mark. What was ignored then says
+// what is ignored in the diff. Files of more than 128 MiB, and the largest when there is more than 1 GiB to read, count as changed when
+// their size, times or inode differ.
 func (c *Client) MarkWorkspace(ctx context.Context, id string) error {
 	_, err := c.workspaces.MarkWorkspace(ctx, connect.NewRequest(&warrenv1.MarkWorkspaceRequest{Id: id}))
 	return fromWire("mark workspace", err)

@@ -31,7 +31,8 @@ after Ctrl-C; --keep none --leave leaves them. When the chosen attempt cannot be
 
 The best has exit code 0, then the most tests passed and the fewest failed, then the smallest diff, then the shortest time; when none
 has exit code 0 it is the best of the failed. Tests are counted in the output of go test, pytest, jest, vitest, mocha and cargo test, of
-a package that is tested again the last run. The diff is what the attempt changed: what was there before it began does not count.
+a package that is tested again the last run. The diff is what the attempt changed: what was there before it began does not count, and
+what it writes to .gitignore hides nothing. One that cannot be learned is "unknown", and comes after those that are known.
 
 Each line of output begins with the attempt it is of. In the commands WARREN_ATTEMPT is the number of the attempt, from 1. Exits as
 the kept attempt did, or the best if none is kept; Warren's own failures exit with 125.`,
@@ -250,6 +251,7 @@ type attemptRow struct {
 	TookMs    float64           `json:"tookMs"`
 	Tests     *warren.TestCount `json:"tests,omitempty"`
 	Diff      *warren.DiffSize  `json:"diff,omitempty"`
+	DiffError string            `json:"diffError,omitempty"`
 	Kept      bool              `json:"kept"`
 	StoppedMs float64           `json:"sourceStoppedMs"`
 }
@@ -272,6 +274,9 @@ func (r *race) show(result *warren.Race) error {
 			if t.Err != nil {
 				row.Error = describe(t.Err)
 			}
+			if t.DiffErr != nil {
+				row.DiffError = describe(t.DiffErr)
+			}
 			if r.leave || t.Left {
 				row.Sandbox = &t.Sandbox.ID
 			}
@@ -280,7 +285,7 @@ func (r *race) show(result *warren.Race) error {
 			}
 			continue
 		}
-		exit, passed, failed, diff, kept := strconv.Itoa(attemptCode(t)), "", "", "", ""
+		exit, passed, failed, diff, kept := strconv.Itoa(attemptCode(t)), "", "", "unknown", ""
 		if t.Tests != nil {
 			passed, failed = strconv.Itoa(t.Tests.Passed), strconv.Itoa(t.Tests.Failed)
 		}
@@ -301,6 +306,9 @@ func (r *race) show(result *warren.Race) error {
 	for _, t := range result.Attempts {
 		if t.Err != nil {
 			fmt.Fprintf(r.err, "%s attempt %s: %s\n", r.errorStyle("warren:"), r.label(t.Number), describe(t.Err))
+		}
+		if t.DiffErr != nil {
+			fmt.Fprintf(r.err, "%s attempt %s: its diff is unknown: %s\n", r.errorStyle("warren:"), r.label(t.Number), describe(t.DiffErr))
 		}
 	}
 	return nil

@@ -45,8 +45,9 @@ func workspaceMarkCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "mark ID", Short: "Remember the files as they are, for a diff since then",
 		Long: `Remember the files of a workspace as they are: warren diff --since-mark compares with them. The next mark takes the place of the
-one before. Ignored files and those of more than 128 MiB are left out, and a copy or fork has no mark. ID is that of a workspace or of a
-sandbox.`,
+one before. Ignored files are left out, and what was ignored then says what is ignored in the diff, whatever .gitignore files say later.
+Files of more than 128 MiB, and the largest when there is more than 1 GiB to read, count as changed when their size, times or inode
+differ. A rollback leaves the mark as it is; a copy or fork has none. ID is that of a workspace or of a sandbox.`,
 		Example: `  warren workspace mark fix
   warren diff fix --since-mark --stat`,
 		Args: exactly("ID"),

@@ -52,10 +52,13 @@ func (t *timers) remove(sb *sandbox) {
 // deadline returns when sb expires or is paused as things stand, and why. The caller holds mu.
 func (e *Engine) deadline(sb *sandbox) (d due) {
 	s := sb.state()
-	if s != Running && s != Failed && s != Paused {
+	if s != Running && s != Failed && s != Paused && s != RollingBack {
 		return d
 	}
 	d = e.hardDeadline(sb)
+	if s == RollingBack {
+		return d
+	}
 	if sb.row.Idle > 0 && s != Paused { // which costs nothing that a timeout could save
 		if idle := e.idleDue(sb, s); idle.at != 0 && (d.at == 0 || idle.at < d.at) {
 			return idle
@@ -149,6 +152,10 @@ func (e *Engine) expire() time.Duration {
 		case max(d.look(&sb.row), e.line.grace) > now:
 			e.schedule(sb)
 		case sb.op != nil || d.pause && !d.ttl && sb.looked:
+			// What is under way puts off no end of a life: it is ended as a delete by hand ends it.
+			if end := e.hardDeadline(sb); sb.op != nil && sb.op.cancel != nil && end.at != 0 && end.at <= now && !end.pause {
+				sb.op.cancel()
+			}
 			e.timers[0].at = now + int64(100*time.Millisecond)
 			heap.Fix(&e.timers, 0)
 		case d.ttl:

@@ -175,6 +175,7 @@ type dirWorkspaces struct {
 	replace  error // of all copies for a rollback
 	slow     time.Duration
 	usage    func(warren.WorkspaceID) (total, shared int64)
+	stuck    chan struct{} // when set, a copy for a rollback is told to it and waits for its context
 }
 
 func (d *dirWorkspaces) path(id warren.WorkspaceID) string { return filepath.Join(d.dir, string(id)) }
@@ -277,11 +278,16 @@ type dirReplacement struct {
 
 func (r dirReplacement) tmp() string { return r.d.path(r.id) + ".new" }
 
-func (d *dirWorkspaces) BeginReplace(_ context.Context, id, from warren.WorkspaceID) (WorkspaceReplacement, error) {
+func (d *dirWorkspaces) BeginReplace(ctx context.Context, id, from warren.WorkspaceID) (WorkspaceReplacement, error) {
 	r := dirReplacement{d, id}
 	d.mu.Lock()
-	err := d.replace
+	err, stuck := d.replace, d.stuck
 	d.mu.Unlock()
+	if stuck != nil {
+		close(stuck)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -323,11 +329,15 @@ func (d *dirWorkspaces) Size(_ context.Context, id warren.WorkspaceID) (int64, e
 	return 5, nil
 }
 
-func (d *dirWorkspaces) Diff(_ context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error {
+func (d *dirWorkspaces) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, w io.Writer) error {
 	d.mu.Lock()
 	slow := d.slow
 	d.mu.Unlock()
-	time.Sleep(slow)
+	select {
+	case <-time.After(slow):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	_, err := fmt.Fprintf(w, "diff of %s %+v\n", id, o)
 	return err
 }

@@ -345,3 +345,29 @@ func TestMaxLifetimeLater(t *testing.T) {
 		}
 	}
 }
+
+// TestLifetimeEndsOperations has a rollback under way that gets nowhere when the sandbox's longest lifetime is over.
+func TestLifetimeEndsOperations(t *testing.T) {
+	l := newLab(t, nil)
+	ctx := t.Context()
+	sb := l.create(alice, Spec{Name: "box", MaxLifetime: time.Minute})
+	l.snapshotNow("box", "snap")
+	stuck := make(chan struct{})
+	l.spaces.mu.Lock()
+	l.spaces.stuck = stuck
+	l.spaces.mu.Unlock()
+	rolled := make(chan error, 1)
+	go func() {
+		_, err := l.Rollback(ctx, alice, "box", "snap")
+		rolled <- err
+	}()
+	<-stuck
+	eventually(t, "its life is over", func() bool {
+		l.clock.advance(time.Second)
+		_, err := l.Get(ctx, alice, string(sb.ID))
+		return errors.Is(err, warren.ErrNotFound)
+	})
+	if err := <-rolled; err == nil {
+		t.Error("the rollback succeeded")
+	}
+}

@@ -116,3 +116,92 @@ func TestWhoCanPause(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// gate is a reader that takes nothing until it is opened.
+type gate struct {
+	came, open chan struct{}
+	got        bytes.Buffer
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	close(g.came)
+	<-g.open
+	return g.got.Write(p)
+}
+
+// TestSlowReader has readers that take what they asked for when the workspace is long gone: nobody waits for them, and they get it.
+func TestSlowReader(t *testing.T) {
+	r := newRig(t, nil)
+	ctx := t.Context()
+	sb := r.create(alice, Spec{Name: "box"})
+	type result struct {
+		*gate
+		err chan error
+	}
+	var all []result
+	for _, read := range []func(io.Writer) error{
+		func(w io.Writer) error { return r.Diff(ctx, alice, "box", DiffOptions{SinceMark: true}, w) },
+		func(w io.Writer) error { return r.FormatPatch(ctx, alice, "box", w) },
+	} {
+		g := result{&gate{came: make(chan struct{}), open: make(chan struct{})}, make(chan error, 1)}
+		go func() { g.err <- read(g.gate) }()
+		<-g.came
+		all = append(all, g)
+	}
+	if _, err := r.Restart(ctx, alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Delete(ctx, alice, DeleteRequest{ID: "box", DeleteWorkspace: true}); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"diff of " + string(sb.WorkspaceID), "From abc123"} {
+		close(all[i].open)
+		if err := <-all[i].err; err != nil || !strings.HasPrefix(all[i].got.String(), want) {
+			t.Errorf("%v, %q", err, all[i].got.String())
+		}
+	}
+}
+
+func TestBoundedFile(t *testing.T) {
+	f, err := nameless(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := &boundedFile{f: f, left: 5}
+	if n, err := b.Write([]byte("1234")); n != 4 || err != nil {
+		t.Fatalf("%d, %v", n, err)
+	}
+	for range 2 {
+		if _, err := b.Write([]byte("56")); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "warren diff --stat") {
+			t.Errorf("over the bound: %v", err)
+		}
+	}
+	// A full disk is one, and says nothing of where.
+	full := &boundedFile{left: 5}
+	if full.f, err = os.OpenFile("/dev/full", os.O_WRONLY, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer full.f.Close()
+	if _, err := full.Write([]byte("x")); !errors.Is(err, warren.ErrExhausted) || strings.Contains(err.Error(), "/dev") {
+		t.Errorf("a full disk: %v", err)
+	}
+}
+
+// TestMarkNoDisk marks nothing when the host's disk runs short, and lets what there is be read.
+func TestMarkNoDisk(t *testing.T) {
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	r := newRig(t, func(o *Options) { o.Host = h })
+	r.create(alice, Spec{Name: "box"})
+	if err := r.MarkWorkspace(t.Context(), alice, "box"); err != nil {
+		t.Fatal(err)
+	}
+	h.set(8<<30, 1<<20)
+	if err := r.MarkWorkspace(t.Context(), alice, "box"); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "runs short") {
+		t.Errorf("mark: %v", err)
+	}
+	if err := r.Diff(t.Context(), alice, "box", DiffOptions{}, io.Discard); err != nil {
+		t.Errorf("diff: %v", err)
+	}
+}

@@ -8,9 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/failpoint"
@@ -41,6 +44,15 @@ type workspace struct {
 	uses     int      // verbs under way
 	removing bool     // no new ones
 	idle     chan struct{}
+	ends     chan struct{} // closed when it goes, for those who read it; nil before the first
+}
+
+// leaving returns what is closed when w goes. The caller holds mu.
+func (w *workspace) leaving() chan struct{} {
+	if w.ends == nil {
+		w.ends = make(chan struct{})
+	}
+	return w.ends
 }
 
 // wsSource is what a row says about where a workspace came from and what was made of it.
@@ -106,10 +118,12 @@ func (e *Engine) forget(w *workspace) {
 	}
 }
 
-// quiet lets no verb begin on w any more and waits for those under way.
+// quiet lets no verb begin on w any more, ends those that read it and waits for the others under way.
 func (e *Engine) quiet(ctx context.Context, w *workspace) error {
 	e.mu.Lock()
 	w.removing = true
+	close(w.leaving())
+	w.ends = nil // should it stay after all
 	if w.uses == 0 {
 		e.mu.Unlock()
 		return nil
@@ -583,32 +597,138 @@ func (e *Engine) CopyWorkspace(ctx context.Context, c Caller, ref, name string) 
 
 // Diff writes a patch of all changes since the workspace was cut, or marked.
 func (e *Engine) Diff(ctx context.Context, c Caller, ref string, o DiffOptions, w io.Writer) error {
-	ws, release, err := e.readWorkspace(ctx, c, ref)
-	if err != nil {
-		return err
-	}
-	defer release()
-	return e.opts.Workspaces.Diff(ctx, ws.row.ID, o, w)
+	return e.readout(ctx, c, ref, w, func(ctx context.Context, id warren.WorkspaceID, w io.Writer) error {
+		return e.opts.Workspaces.Diff(ctx, id, o, w)
+	})
 }
 
 // MarkWorkspace remembers the files as they are, for a diff since then.
 func (e *Engine) MarkWorkspace(ctx context.Context, c Caller, ref string) error {
-	ws, release, err := e.readWorkspace(ctx, c, ref)
-	if err != nil {
-		return err
-	}
-	defer release()
-	return e.opts.Workspaces.Mark(ctx, ws.row.ID)
+	return e.reading(ctx, c, ref, func(ctx context.Context, id warren.WorkspaceID) error {
+		// After the workspace has been found: to others it says nothing of this server.
+		if err := e.diskRoom(0); err != nil {
+			return fmt.Errorf("workspace %s is not marked: %w", id, err)
+		}
+		return e.opts.Workspaces.Mark(ctx, id)
+	})
 }
 
 // FormatPatch writes the commits of the workspace's branch as mails.
 func (e *Engine) FormatPatch(ctx context.Context, c Caller, ref string, w io.Writer) error {
-	ws, release, err := e.readWorkspace(ctx, c, ref)
+	return e.readout(ctx, c, ref, w, e.opts.Workspaces.FormatPatch)
+}
+
+// reading lets f read a workspace, until it goes: a delete ends f.
+func (e *Engine) reading(ctx context.Context, c Caller, ref string, f func(context.Context, warren.WorkspaceID) error) error {
+	ws, release, err := e.useWorkspace(c, ref)
 	if err != nil {
 		return err
 	}
 	defer release()
-	return e.opts.Workspaces.FormatPatch(ctx, ws.row.ID, w)
+	e.mu.Lock()
+	ends, going := ws.leaving(), ws.removing
+	e.mu.Unlock()
+	gone := fmt.Errorf("workspace %s is being deleted: %w", ws.row.ID, warren.ErrState)
+	if going {
+		return gone
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-ends:
+			cancel(gone)
+		case <-stop:
+		}
+	}()
+	if err = e.syncWorkspace(ctx, ws); err == nil {
+		err = f(ctx, ws.row.ID)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), gone) {
+		return gone
+	}
+	return err
+}
+
+// mostReadout bounds what is kept on disk for a reader. A patch holds what a workspace holds, compressed.
+const mostReadout = 4 << 30
+
+// readout lets f write what it reads of a workspace, and then copies that to w: how fast w takes it, and whether at all, holds up
+// nobody who waits for the workspace, nor its end.
+func (e *Engine) readout(ctx context.Context, c Caller, ref string, w io.Writer, f func(context.Context, warren.WorkspaceID, io.Writer) error) error {
+	aside, err := nameless(e.opts.PauseDir)
+	if err != nil {
+		return fmt.Errorf("keep what is read: %w", wantOfRoom(err))
+	}
+	defer aside.Close()
+	to := &boundedFile{f: aside, left: mostReadout}
+	err = e.reading(ctx, c, ref, func(ctx context.Context, id warren.WorkspaceID) error { return f(ctx, id, to) })
+	if to.err != nil {
+		return to.err
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := aside.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	_, err = io.Copy(w, aside)
+	return err
+}
+
+// boundedFile is a file that takes so much and no more, and remembers why it did not.
+type boundedFile struct {
+	f    *os.File
+	left int64
+	err  error
+}
+
+func (b *boundedFile) Write(p []byte) (int, error) {
+	if b.err == nil && int64(len(p)) > b.left {
+		b.err = fmt.Errorf("what is to be shown has more than %s; fetch the files themselves (`warren cp`), or ask for a summary (`warren diff --stat`): %w", size(mostReadout), warren.ErrExhausted)
+	}
+	if b.err != nil {
+		return 0, b.err
+	}
+	n, err := b.f.Write(p)
+	b.left -= int64(n)
+	if err != nil {
+		b.err = fmt.Errorf("keep what is read: %w", wantOfRoom(err))
+	}
+	return n, b.err
+}
+
+// nameless returns a new file in dir that goes with its descriptor, however this process ends.
+func nameless(dir string) (*os.File, error) {
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		return os.NewFile(uintptr(fd), "readout"), nil
+	}
+	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EISDIR) {
+		return nil, err
+	}
+	f, err := os.CreateTemp(dir, ".readout-")
+	if err == nil {
+		err = os.Remove(f.Name())
+	}
+	return f, err
+}
+
+// wantOfRoom says of a full disk that it is one, and of no error where on this host.
+func wantOfRoom(err error) error {
+	var errno unix.Errno
+	if !errors.As(err, &errno) {
+		return err
+	}
+	if errno == unix.ENOSPC || errno == unix.EDQUOT {
+		return fmt.Errorf("the disk of this server is full; free some with `warren rm`, `warren workspace rm` or `warren image rm`: %w: %w", errno, warren.ErrExhausted)
+	}
+	return errno
 }
 
 // Commit records the changes of a workspace on a branch of its repository's mirror.

@@ -81,7 +81,7 @@ func (s *Store) Commit(ctx context.Context, id warren.WorkspaceID, o CommitOptio
 		return nil, err
 	}
 	defer sc.close()
-	snap, err := s.snapshot(ctx, id, m, sc, o.All, maxCommitFile)
+	snap, err := s.snapshot(ctx, id, m, sc, snapOptions{all: o.All, most: maxCommitFile})
 	if err != nil {
 		return nil, fmt.Errorf("commit of workspace %s: %w", id, s.blame(ctx, m, err))
 	}

@@ -45,27 +45,37 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 		return err
 	}
 	base := ""
+	so := snapOptions{all: o.All, most: maxDiffFile}
 	if o.SinceMark {
-		// So that nobody replaces the mark meanwhile.
-		unlock, err := s.lock(ctx, id)
+		// So that nobody takes away what a mark holds that is being read.
+		leave, err := s.marks.take(ctx, id)
 		if err != nil {
 			return err
 		}
-		defer unlock()
-		if base, err = s.marked(id); err != nil {
+		defer leave()
+		if so.since, err = s.marked(id); err != nil {
 			return err
 		}
+		base, so.budget = so.since.tree, s.budget()
 	}
 	sc, err := s.scratch(id)
 	if err != nil {
-		return err
+		return fmt.Errorf("diff of workspace %s: %w", id, plain(err))
 	}
 	defer sc.close()
-	snap, err := s.snapshot(ctx, id, m, sc, o.All, maxDiffFile)
+	snap, err := s.snapshot(ctx, id, m, sc, so)
 	if err != nil {
-		return fmt.Errorf("diff of workspace %s: %w", id, s.blame(ctx, m, err))
+		return fmt.Errorf("diff of workspace %s: %w", id, plain(s.blame(ctx, m, err)))
 	}
 	// What git ignores before the first file of a patch is where a patch can say something.
+	if n := len(snap.large); o.SinceMark && n > 0 {
+		for _, l := range snap.large[:min(n, maxNotes)] {
+			snap.notes = append(snap.notes, fmt.Sprintf("%s has changed since the mark and is not compared: it is large, or there is much of its kind; its size, its times or its inode differ", l))
+		}
+		// The SDK counts by this line.
+		snap.notes = append(snap.notes, fmt.Sprintf("files that changed and are too large to compare: %d", n))
+		snap.large = nil
+	}
 	for _, l := range snap.large {
 		snap.notes = append(snap.notes, fmt.Sprintf("%s is not in the patch: it is large, and a patch carries at most %d MiB of a file", l, maxDiffFile>>20))
 	}
@@ -90,12 +100,12 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 		return nil
 	}
 	if o.SinceMark {
-		diff.Alternates = append(diff.Alternates, filepath.Join(s.dir(id), markDir, "objects"))
+		diff.Alternates = append(diff.Alternates, so.since.objects)
 	}
 	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
 	diff.Stdout = w
 	if err := diff.Run(ctx); err != nil {
-		return fmt.Errorf("diff of workspace %s: %w", id, s.blame(ctx, m, err))
+		return fmt.Errorf("diff of workspace %s: %w", id, plain(s.blame(ctx, m, err)))
 	}
 	return nil
 }
@@ -127,7 +137,21 @@ type snap struct {
 	// tree is a tree in the scratch directory's objects, or the base commit when nothing changed.
 	tree  string
 	notes []string // about what git cannot carry
-	large []string // files left out for their size, and that
+	large []string // files left out for their size, and that; since a mark only those that changed
+	// held are the stamps of files that are told by these instead of their content.
+	held map[string]string
+}
+
+// snapOptions say what a snapshot takes.
+type snapOptions struct {
+	all bool
+	// most is how many bytes a file may have. Of files that git does not know as they are, it reads no more than budget, the small ones
+	// first; 0 is no bound.
+	most, budget int64
+	// marking takes along .gitignore files that are themselves ignored, for they say what else is.
+	marking bool
+	// since, when set, is where it begins: what is there is compared in any case, and its .gitignore files say what else is new.
+	since *mark
 }
 
 // unchanged reports whether the files are those of the base.
@@ -149,9 +173,12 @@ const attempts = 4
 
 // snapshot records the files as a tree, but for those of more than most bytes. It starts from the index of the base commit, so
 // that only what changed is read.
-func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool, most int64) (*snap, error) {
+func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, o snapOptions) (*snap, error) {
 	for i := 1; ; i++ {
-		sn, err := s.trySnapshot(ctx, id, m, sc, all, most)
+		sn, err := s.trySnapshot(ctx, id, m, sc, o)
+		if err != nil && !sc.there() {
+			return nil, fmt.Errorf("it was replaced meanwhile, by a rollback or a delete; try again: %w", warren.ErrState)
+		}
 		if err == nil || i == attempts || ctx.Err() != nil || git.ExitCode(err) == 0 {
 			return sn, err
 		}
@@ -163,15 +190,24 @@ func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc
 	}
 }
 
-func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, all bool, most int64) (*snap, error) {
+func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, o snapOptions) (*snap, error) {
 	onTree := func(args ...string) *git.Cmd {
 		c := s.confined(id, m, sc, args...)
 		c.WorkTree = s.files(id)
+		if o.since != nil {
+			c.Alternates = append(c.Alternates, o.since.objects)
+		}
 		return c
 	}
 	ours := filepath.Join(s.dir(id), "git")
 	x := &index{}
+	var fresh []byte
 	raw, err := os.ReadFile(filepath.Join(ours, "index"))
+	if o.since != nil {
+		if raw, err = o.since.index, nil; len(raw) == 0 {
+			err = fs.ErrNotExist // there was no file
+		}
+	}
 	if err == nil {
 		if err := s.writeIndex(sc, raw); err != nil {
 			return nil, err
@@ -180,11 +216,10 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		if err := onTree("update-index", "-q", "--refresh", "--ignore-submodules").Run(ctx); err != nil && git.ExitCode(err) != 1 {
 			return nil, err
 		}
-		fresh, err := sc.readIndex()
-		if err != nil {
+		if fresh, err = sc.readIndex(); err != nil {
 			return nil, err
 		}
-		if !bytes.Equal(fresh, raw) {
+		if o.since == nil && !bytes.Equal(fresh, raw) {
 			// The next call need not read these files again. Entries tell of the same commit, whoever is last.
 			if err := writeFile(ours, "index", fresh, 0o644, false); err != nil {
 				return nil, err
@@ -196,29 +231,48 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	ls := onTree("ls-files", "-z", "--modified", "--deleted", "--others")
-	if !all {
-		ls.Args = append(ls.Args, "--exclude-standard")
-	}
-	ch := &changes{s: s, id: id, most: most}
-	// Git passes over a directory that it cannot open, such as one whose path is too long, and that is no failure to it.
-	ls.Progress = func(line string) {
-		if what, ok := strings.CutPrefix(line, "warning: could not open directory "); ok && len(ch.notes) < maxNotes {
-			ch.note("a directory is not in the patch, for it cannot be opened: %s", clipEnds(what))
-		}
-	}
-	out, err := ls.Output(ctx)
-	if err != nil {
-		return nil, err
-	}
+	ch := &changes{s: s, id: id, most: o.most, since: o.since, held: map[string]string{}, sizes: map[string]int64{}}
 	if err := ch.open(); err != nil {
 		return nil, err
 	}
 	defer ch.close()
-	for name := range strings.SplitSeq(string(out), "\x00") {
-		if err := ch.take(name); err != nil {
+	list := func(c *git.Cmd) error {
+		// Git passes over a directory that it cannot open, such as one whose path is too long, and that is no failure to it.
+		c.Progress = func(line string) {
+			if what, ok := strings.CutPrefix(line, "warning: could not open directory "); ok && len(ch.notes) < maxNotes {
+				ch.note("a directory is not in the patch, for it cannot be opened: %s", clipEnds(what))
+			}
+		}
+		out, err := c.Output(ctx)
+		if err != nil {
+			return err
+		}
+		for name := range strings.SplitSeq(string(out), "\x00") {
+			if err := ch.take(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	ls := onTree("ls-files", "-z", "--modified", "--deleted", "--others")
+	switch {
+	case o.since != nil && !o.all:
+		if err := s.listSince(ctx, onTree, sc, x, fresh, m.Format, list); err != nil {
 			return nil, err
 		}
+	case o.all:
+		err = list(ls)
+	default:
+		ls.Args = append(ls.Args, "--exclude-standard")
+		err = list(ls)
+	}
+	if err == nil && o.marking {
+		c := onTree("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--", ":(glob)**/.gitignore")
+		c.Env = []string{"GIT_LITERAL_PATHSPECS=0"}
+		err = list(c)
+	}
+	if err != nil {
+		return nil, err
 	}
 	for _, e := range x.entries {
 		if e.mode&unix.S_IFMT == 0o160000 {
@@ -243,8 +297,16 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		}
 	}
 	// After the removals: in a submodule git would say nothing of ignored files.
-	if len(ch.nested) > 0 && !all {
+	if len(ch.nested) > 0 && !o.all && o.since == nil {
 		if err := s.dropIgnored(ctx, onTree, ch); err != nil {
+			return nil, err
+		}
+	}
+	if err := ch.afford(o.budget); err != nil {
+		return nil, err
+	}
+	if o.since != nil {
+		if err := ch.compareHeld(); err != nil {
 			return nil, err
 		}
 	}
@@ -257,14 +319,16 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 			return nil, err
 		}
 	}
-	if ch.unchanged() && m.Commit != "" {
+	if ch.unchanged() && m.Commit != "" && !o.marking && o.since == nil {
 		return &snap{tree: m.Commit, notes: ch.notes, large: ch.large}, nil
 	}
-	tree, err := s.confined(id, m, sc, "write-tree").Line(ctx)
+	write := onTree("write-tree")
+	write.WorkTree = ""
+	tree, err := write.Line(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &snap{tree: tree, notes: ch.notes, large: ch.large}, nil
+	return &snap{tree: tree, notes: ch.notes, large: ch.large, held: ch.held}, nil
 }
 
 // changes sorts what git lists into files to record and files that are gone.
@@ -282,6 +346,10 @@ type changes struct {
 	// most is how large a file may be; larger ones stay as the base has them.
 	most  int64
 	large []string
+	since *mark
+	// held are the stamps of files that are not read, sizes the sizes of those that are.
+	held  map[string]string
+	sizes map[string]int64
 }
 
 func (c *changes) open() (err error) {
@@ -310,6 +378,9 @@ func (c *changes) take(name string) error {
 	if dir, ok := strings.CutSuffix(name, "/"); ok {
 		return c.repository(dir, 0)
 	}
+	if c.since != nil && c.since.held[name] != "" {
+		return nil // see compareHeld
+	}
 	if hasDotGit(name) {
 		c.note("%s is not in the patch: git cannot carry files named .git", name)
 		return nil
@@ -323,7 +394,7 @@ func (c *changes) take(name string) error {
 		if c.tooLarge(name, size) {
 			return nil
 		}
-		c.add = append(c.add, name)
+		c.add, c.sizes[name] = append(c.add, name), size
 	default:
 		c.gone = append(c.gone, name)
 	}
@@ -335,6 +406,12 @@ func (c *changes) tooLarge(name string, size int64) bool {
 	if size <= c.most {
 		return false
 	}
+	return c.hold(name, size)
+}
+
+// hold leaves a file out, and remembers it by its stamp.
+func (c *changes) hold(name string, size int64) bool {
+	c.held[name], _ = c.stamp(name)
 	c.large = append(c.large, fmt.Sprintf("%s (%d MiB)", printable(name), size>>20))
 	return true
 }
@@ -389,8 +466,14 @@ func (c *changes) repository(dir string, depth int) error {
 				return err
 			}
 		case e.Type().IsRegular() || e.Type()&fs.ModeSymlink != 0:
-			if fi, err := e.Info(); err == nil && c.tooLarge(name, fi.Size()) {
+			if c.since != nil && c.since.held[name] != "" {
 				continue
+			}
+			if fi, err := e.Info(); err == nil {
+				if c.tooLarge(name, fi.Size()) {
+					continue
+				}
+				c.sizes[name] = fi.Size()
 			}
 			c.nested = append(c.nested, name)
 		}

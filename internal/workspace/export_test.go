@@ -5,3 +5,6 @@ func (s *Store) Unconfine() { s.unconfined = true }
 
 // RemoveAll is removeAll.
 var RemoveAll = removeAll
+
+// ReadAtMost sets how much a mark reads.
+func (s *Store) ReadAtMost(n int64) { s.readAtMost = n }

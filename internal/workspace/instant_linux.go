@@ -339,6 +339,17 @@ func (r *Replacing) Commit(ctx context.Context) error {
 		return err
 	}
 	id := r.c.to
+	// The mark stays, with which what is there then is compared. A crash between the two may cost it, and nothing else.
+	mark, aside := filepath.Join(r.c.s.dir(id), markDir), filepath.Join(r.c.tmp, markDir)
+	switch err := os.Rename(mark, aside); {
+	case errors.Is(err, unix.EXDEV): // a btrfs subvolume each
+		t := &treeCopy{ctx: ctx, links: map[fileID]string{}, reflink: true}
+		if err := t.tree(mark, aside, "", false); err != nil {
+			r.c.s.o.Logger.Warn("the mark of the workspace is lost", "workspace", id, "err", errors.Join(err, removeAll(aside)))
+		}
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		r.c.s.o.Logger.Warn("the mark of the workspace is lost", "workspace", id, "err", err)
+	}
 	if err := unix.Renameat2(unix.AT_FDCWD, r.c.tmp, unix.AT_FDCWD, r.c.s.dir(id), unix.RENAME_EXCHANGE); err != nil {
 		return fmt.Errorf("replace workspace %s: %w", id, err)
 	}

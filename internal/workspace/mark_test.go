@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/internal/repo"
 	"github.com/warren-sandbox/warren/internal/workspace"
 )
 
@@ -79,5 +80,104 @@ func TestMark(t *testing.T) {
 				t.Errorf("diff since a damaged mark: %v", err)
 			}
 		})
+	}
+}
+
+// What was written after a mark does not say what is ignored, and does not hide what the mark has.
+func TestMarkIgnored(t *testing.T) {
+	f := newFixture(t)
+	w := f.cut("w1", newRepo(t, some), "")
+	since := workspace.DiffOptions{SinceMark: true}
+	write(t, w.Files, "sub/.gitignore", "*.log\n")
+	write(t, w.Files, "sub/old.log", "noise\n")
+	write(t, w.Files, "cache/.gitignore", "*\n")
+	write(t, w.Files, "cache/thing", "noise\n")
+	write(t, w.Files, "goes.txt", "here\n")
+	write(t, w.Files, "changes.txt", "one\n")
+	must(t, f.store.Mark(t.Context(), "w1"))
+	if d := f.diff("w1", since); d != "" {
+		t.Fatalf("nothing changed, and the diff is\n%s", d)
+	}
+	write(t, w.Files, ".gitignore", "*\n")
+	write(t, w.Files, "sub/.gitignore", "*\n")
+	write(t, w.Files, "cache/.gitignore", "nothing\n")
+	write(t, w.Files, "sub/new.log", "noise\n")
+	write(t, w.Files, "sub/new.txt", "hidden work\n")
+	write(t, w.Files, "changes.txt", "two\n")
+	write(t, w.Files, "cache/more", "noise\n")
+	write(t, w.Files, "inner/.git/HEAD", "ref: refs/heads/main\n")
+	write(t, w.Files, "inner/.git/objects/x", "")
+	write(t, w.Files, "inner/.git/refs/x", "")
+	write(t, w.Files, "inner/.gitignore", "*\n")
+	write(t, w.Files, "inner/code.txt", "nested work\n")
+	must(t, os.Remove(filepath.Join(w.Files, "goes.txt")))
+	d := f.diff("w1", since)
+	for _, want := range []string{"b/.gitignore", "b/sub/.gitignore", "b/cache/.gitignore", "+hidden work", "-one\n+two", "a/goes.txt", "-here", "+nested work"} {
+		if !strings.Contains(d, want) {
+			t.Errorf("the diff lacks %q:\n%s", want, d)
+		}
+	}
+	for _, not := range []string{"noise", "stays", ".ignore-"} {
+		if strings.Contains(d, not) {
+			t.Errorf("the diff has %q:\n%s", not, d)
+		}
+	}
+}
+
+// The files of a mark are read within bounds; beyond, they are told by what the file system says of them.
+func TestMarkBudget(t *testing.T) {
+	f := newFixture(t)
+	w := f.empty("w1")
+	f.store.ReadAtMost(1000)
+	since := workspace.DiffOptions{SinceMark: true}
+	for _, n := range []string{"a", "b"} {
+		write(t, w.Files, n, strings.Repeat("x", 900))
+	}
+	write(t, w.Files, "small", "s\n")
+	must(t, f.store.Mark(t.Context(), "w1"))
+	if d := f.diff("w1", since); d != "" {
+		t.Fatalf("nothing changed, and the diff is\n%s", d)
+	}
+	write(t, w.Files, "b", strings.Repeat("y", 900))
+	write(t, w.Files, "small", "S\n")
+	write(t, w.Files, "c", strings.Repeat("z", 2000))
+	for _, o := range []workspace.DiffOptions{since, {SinceMark: true, Stat: true}} {
+		d := f.diff("w1", o)
+		for _, want := range []string{"# warren: b (0 MiB) has changed", "# warren: c (0 MiB) has changed", "too large to compare: 2\n", "small"} {
+			if !strings.Contains(d, want) {
+				t.Errorf("%+v lacks %q:\n%s", o, want, d)
+			}
+		}
+		if strings.Contains(d, "yyy") || strings.Contains(d, "zzz") {
+			t.Errorf("%+v has what is not read:\n%s", o, d)
+		}
+	}
+	must(t, os.Remove(filepath.Join(w.Files, "b")))
+	if d := f.diff("w1", since); !strings.Contains(d, "# warren: b ") {
+		t.Errorf("a removed one is missing:\n%s", d)
+	}
+}
+
+// Who reads since a mark needs no lock that others wait for, and a rollback keeps the mark.
+func TestMarkStays(t *testing.T) {
+	f := newFixture(t)
+	w := f.empty("w1")
+	ctx := t.Context()
+	since := workspace.DiffOptions{SinceMark: true}
+	write(t, w.Files, "word", "one\n")
+	must(t, f.store.Mark(ctx, "w1"))
+	write(t, w.Files, "word", "two\n")
+	unlock, err := repo.LockFile(ctx, filepath.Join(f.dir, "workspaces", ".locks", "w1"))
+	must(t, err)
+	if d := f.diff("w1", since); !strings.Contains(d, "+two") {
+		t.Errorf("while it is locked: %q", d)
+	}
+	unlock()
+	_, err = f.store.Copy(ctx, "w1", "snap")
+	must(t, err)
+	write(t, w.Files, "word", "three\n")
+	must(t, f.store.Replace(ctx, "w1", "snap"))
+	if d := f.diff("w1", since); !strings.Contains(d, "-one\n+two") {
+		t.Errorf("after a rollback: %q", d)
 	}
 }

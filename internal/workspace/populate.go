@@ -23,7 +23,7 @@ type scratch struct {
 func (s *Store) scratch(id warren.WorkspaceID) (*scratch, error) {
 	dir, err := os.MkdirTemp(s.dir(id), tmpPrefix+"git-")
 	if err != nil {
-		return nil, err
+		return nil, plain(err)
 	}
 	sc := &scratch{dir: dir, index: filepath.Join(dir, "index", "index"), objects: filepath.Join(dir, "objects")}
 	root, err := os.OpenRoot(dir)
@@ -37,7 +37,7 @@ func (s *Store) scratch(id warren.WorkspaceID) (*scratch, error) {
 	}
 	if err != nil {
 		sc.close()
-		return nil, err
+		return nil, plain(err)
 	}
 	return sc, nil
 }

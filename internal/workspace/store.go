@@ -17,7 +17,8 @@
 // repository inside the workspace count as plain files. Its .git does not (git cannot carry one). A submodule of the
 // base commit stays a submodule while it has a .git of its own or is empty; uncommitted changes in it are its own
 // repository's matter, and the patch says so in a line before the first file. FIFOs, sockets and devices are left
-// out. The .gitignore files of the work tree say what is ignored; .git/info/exclude, which only the sandbox sees, does not.
+// out. The .gitignore files of the work tree say what is ignored, in a diff since a mark those of the mark; .git/info/exclude, which
+// only the sandbox sees, does not.
 //
 // Text conversions by .gitattributes (eol, working-tree-encoding, ident) work as in git, because git itself knows
 // them. Filters need a program named in a configuration, and there is none: what Git LFS keeps elsewhere stays a pointer file.
@@ -66,6 +67,8 @@ type Store struct {
 	copier copier
 	// unconfined is for tests: git runs as this process's own user, which sees everything.
 	unconfined bool
+	marks      turns
+	readAtMost int64 // markBudget, when set
 }
 
 // Source says what a workspace is cut from. The zero Source makes an empty workspace.

@@ -127,6 +127,8 @@ func (s *Server) Sandbox(spec warren.Spec) *warren.Sandbox {
 type Engine struct {
 	// Fail, when set, is asked before each call; an error that it returns is the call's.
 	Fail func(call string) error
+	// Mark, when set, is what marking a workspace does.
+	Mark func(context.Context) error
 
 	socket string
 	frozen atomic.Bool

@@ -99,6 +99,9 @@ func (e *Engine) CopyWorkspace(ctx context.Context, c engine.Caller, ref, name s
 // MarkWorkspace implements server.Engine.
 func (e *Engine) MarkWorkspace(ctx context.Context, c engine.Caller, ref string) error {
 	_, err := e.GetWorkspace(ctx, c, ref, false)
+	if err == nil && e.Mark != nil {
+		err = e.Mark(ctx)
+	}
 	return err
 }
 

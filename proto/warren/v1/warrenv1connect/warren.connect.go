@@ -1026,7 +1026,8 @@ type WorkspaceServiceClient interface {
 	// CopyWorkspace makes an independent copy.
 	CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error)
 	// MarkWorkspace remembers the files as they are, in place of what was remembered before, for a Diff with since_mark. Ignored files
-	// and those of more than 128 MiB are left out, and a copy of the workspace has no mark.
+	// are left out, and what was ignored then says what is ignored in the diff. Files of more than 128 MiB, and the largest when there
+	// is more than 1 GiB to read, count as changed when their size, times or inode differ. A copy of the workspace has no mark.
 	MarkWorkspace(context.Context, *connect.Request[v1.MarkWorkspaceRequest]) (*connect.Response[v1.MarkWorkspaceResponse], error)
 	// Diff streams a patch of all changes since the workspace was cut, in git's format, binary files included.
 	Diff(context.Context, *connect.Request[v1.DiffRequest]) (*connect.ServerStreamForClient[v1.DiffResponse], error)
@@ -1189,7 +1190,8 @@ type WorkspaceServiceHandler interface {
 	// CopyWorkspace makes an independent copy.
 	CopyWorkspace(context.Context, *connect.Request[v1.CopyWorkspaceRequest]) (*connect.Response[v1.CopyWorkspaceResponse], error)
 	// MarkWorkspace remembers the files as they are, in place of what was remembered before, for a Diff with since_mark. Ignored files
-	// and those of more than 128 MiB are left out, and a copy of the workspace has no mark.
+	// are left out, and what was ignored then says what is ignored in the diff. Files of more than 128 MiB, and the largest when there
+	// is more than 1 GiB to read, count as changed when their size, times or inode differ. A copy of the workspace has no mark.
 	MarkWorkspace(context.Context, *connect.Request[v1.MarkWorkspaceRequest]) (*connect.Response[v1.MarkWorkspaceResponse], error)
 	// Diff streams a patch of all changes since the workspace was cut, in git's format, binary files included.
 	Diff(context.Context, *connect.Request[v1.DiffRequest], *connect.ServerStream[v1.DiffResponse]) error

@@ -1,0 +1,4 @@
+package warren
+
+// RunAttempt runs the command of an attempt.
+var RunAttempt = (*Attempt).run
