@@ -200,6 +200,7 @@ func TestOddRequestsOnRecord(t *testing.T) {
 		{"GET /odd-header HTTP/1.1\r\nHost: plain.lab\r\nX : y\r\n\r\n", "/odd-header", ""},
 		{"GET /second\x01 HTTP/1.1\r\nHost: plain.lab\r\n\r\n", "", "400"},
 		{"POST /encoded HTTP/1.1\r\nHost: plain.lab\r\nTransfer-Encoding: x\r\n\r\n", "/encoded", ""},
+		{"OPTIONS * HTTP/1.1\r\nHost: plain.lab\r\nConnection: close\r\n\r\n", "*", "the path does not begin with /"},
 		{"no request at all\r\n\r\n", "", "a method, a target and a version"},
 		{good + "GET  /after-a-good-one HTTP/1.1\r\nHost: plain.lab\r\n\r\n", "", "a method, a target and a version"},
 	} {

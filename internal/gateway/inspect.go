@@ -58,13 +58,14 @@ func newInspector(g *Gateway) *inspector {
 	i := &inspector{g: g, conns: make(chan net.Conn), done: make(chan struct{}), answerTime: answerTime}
 	quiet := slog.NewLogLogger(g.log.Handler(), slog.LevelDebug)
 	i.server = &http.Server{
-		Handler:           http.HandlerFunc(i.handle),
-		ConnContext:       withFlow,
-		ReadHeaderTimeout: headTime,
-		IdleTimeout:       keepTime,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          quiet,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		Handler:                      http.HandlerFunc(i.handle),
+		ConnContext:                  withFlow,
+		ReadHeaderTimeout:            headTime,
+		IdleTimeout:                  keepTime,
+		MaxHeaderBytes:               maxHeader,
+		ErrorLog:                     quiet,
+		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		DisableGeneralOptionsHandler: true,
 		ConnState: func(c net.Conn, state http.ConnState) {
 			if f := framing.Of(c); f != nil && state == http.StateIdle {
 				f.Idle()
@@ -400,7 +401,7 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 		return http.StatusBadRequest, errors.New("the method is no word in capitals")
 	case r.ProtoMajor == 1 && r.URL.IsAbs():
 		return http.StatusBadRequest, errors.New("the request target names a host itself, as to a proxy")
-	case !strings.HasPrefix(r.URL.Path, "/") && !(r.Method == http.MethodOptions && r.RequestURI == "*"):
+	case !strings.HasPrefix(r.URL.Path, "/"): // as OPTIONS has it that is for a whole server
 		return http.StatusBadRequest, errors.New("the path does not begin with /")
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
