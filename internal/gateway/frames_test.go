@@ -161,6 +161,7 @@ func FuzzFrames(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	oneByOne(card)
 	found := &panics{}
 	l.g.inspect.frames.ErrorLog = log.New(found, "", 0)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -259,13 +260,7 @@ func FuzzFrames(f *testing.F) {
 		entries := l.entries
 		l.entries = nil
 		l.mu.Unlock()
-		decided, requests := map[string]int{}, 0
-		for _, e := range entries {
-			if e.Action == "http.request" {
-				decided[e.Method+" api.lab "+e.Path]++
-				requests++
-			}
-		}
+		decided, requests := decidedOn(entries)
 		server.mu.Lock()
 		defer server.mu.Unlock()
 		for end := time.Now().Add(10 * time.Second); len(server.got) < requests && server.open > 0 && time.Now().Before(end); {

@@ -435,8 +435,13 @@ func FuzzRequest(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	oneByOne(card)
 	states := make(chan http.ConnState, 64)
-	l.g.inspect.server.ConnState = func(_ net.Conn, s http.ConnState) { states <- s }
+	before := l.g.inspect.server.ConnState
+	l.g.inspect.server.ConnState = func(c net.Conn, s http.ConnState) {
+		before(c, s)
+		states <- s
+	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		f.Fatal(err)
@@ -496,13 +501,7 @@ func FuzzRequest(f *testing.F) {
 		entries := l.entries
 		l.entries = nil
 		l.mu.Unlock()
-		decided, requests := map[string]int{}, 0
-		for _, e := range entries {
-			if e.Action == "http.request" {
-				decided[e.Method+" plain.lab "+e.Path]++
-				requests++
-			}
-		}
+		decided, requests := decidedOn(entries)
 		server.mu.Lock()
 		defer server.mu.Unlock()
 		// What was broken off may still be on its way: it is there when no connection is left.
@@ -526,6 +525,21 @@ func FuzzRequest(f *testing.F) {
 			}
 		}
 	})
+}
+
+// decidedOn counts the requests that a server may have got by what is on record, and returns how many of them it has got. One that was given up says whether it has.
+func decidedOn(entries []Entry) (decided map[string]int, requests int) {
+	decided = map[string]int{}
+	for _, e := range entries {
+		got := e.Action == "http.request" || e.Action == "http.fail" && e.Reason == givenUpAfter
+		if got {
+			requests++
+		}
+		if got || e.Action == "http.fail" && e.Reason != givenUpBefore {
+			decided[fmt.Sprintf("%s %s %s", e.Method, e.Host, e.Path)]++
+		}
+	}
+	return decided, requests
 }
 
 // waits waits for the end of a connection, whatever states it goes through.

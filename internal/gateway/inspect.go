@@ -660,6 +660,23 @@ type outcome struct {
 // refused notes why a request was denied after it had been allowed.
 func (f *flow) refused(reason string) { f.outcome.Store(&outcome{action: "http.deny", reason: reason}) }
 
+// Of a request that its client gave up: whether anything of it may have reached the server, which is what somebody asks who reads the record.
+const (
+	givenUpBefore = "the request was given up before anything of it was sent"
+	givenUpDuring = "the request was given up when it was about to be sent, and the server may have got it"
+	givenUpAfter  = "the request was given up after it had been sent to the server"
+)
+
+func (f *flow) givenUp() string {
+	switch {
+	case f.wrote.Load():
+		return givenUpAfter
+	case f.addr.Load() != nil: // a connection was its own
+		return givenUpDuring
+	}
+	return givenUpBefore
+}
+
 // failed answers for a server that could not be asked.
 func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	f := r.Context().Value(flowKey{}).(*flow)
@@ -709,7 +726,7 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &t) && t.Timeout():
 		status, text = http.StatusGatewayTimeout, "the server took too long to answer"
 	case errors.Is(err, context.Canceled) && context.Cause(f.life) != nil:
-		text = "the request was given up"
+		text = f.givenUp()
 	}
 	if o == nil {
 		o = &outcome{action: "http.fail", reason: text}
