@@ -228,6 +228,53 @@ func TestOddRequestsOnRecord(t *testing.T) {
 			t.Errorf("%q: on record is %+v", c.text, got)
 		}
 	}
+	// One that is refused before another that is odd, and words that may be somebody's secret.
+	for _, c := range []struct{ text, reason, path string }{
+		{"GET /first HTTP/1.1\r\nHost: a b\r\n\r\nGET  /second-secret HTTP/1.1\r\n\r\n" + good, "malformed Host header", "/first"},
+		{"a-secret /x HTTP/1.1\r\nHost: plain.lab\r\nConnection: close\r\n\r\n", "no word in capitals", "/x"},
+		{"a-secret /x HTTP/1.1\r\nHost: a b\r\n\r\n", "malformed Host header", "/x"},
+		{"GET /x HTTP/1.1\r\nHost: plain.lab\r\nAuthorization a-secret\r\n\r\n", "line 2 of its header", "/x"},
+		{"GET /x a-secret\r\nHost: plain.lab\r\n\r\n", "its version", "/x"},
+		{"POST /x HTTP/1.1\r\nHost: plain.lab\r\nTransfer-Encoding: chunked\r\n\r\na-secret\r\n", "the length of a chunk", "/x"},
+	} {
+		l.mu.Lock()
+		l.entries = nil
+		l.mu.Unlock()
+		conn := in.connect(t, "plain.lab", 80)
+		fmt.Fprint(conn, c.text)
+		io.Copy(io.Discard, conn)
+		conn.Close()
+		eventually(t, "the end is on record", func() bool { return l.has("flow.close", "plain.lab") })
+		l.mu.Lock()
+		got := slices.DeleteFunc(slices.Clone(l.entries), func(e Entry) bool { return e.Action != "http.deny" })
+		if len(got) != 1 || !strings.Contains(got[0].Reason, c.reason) || got[0].Path != c.path || strings.Contains(fmt.Sprint(l.entries), "secret") {
+			t.Errorf("%q: on record is %+v", c.text, l.entries)
+		}
+		l.mu.Unlock()
+	}
+	// Who leaves in the middle of a head is not denied anything, unless the head is wrong already.
+	for text, action := range map[string]string{"GET /ha": "http.fail", "GET /half HTTP/1.1\r\nHost: plain.lab\r\n": "http.fail", good + "GET /ha": "http.fail", "GET /half HTTP/1.1\r\nHost\r\n": "http.deny"} {
+		l.mu.Lock()
+		l.entries = nil
+		l.mu.Unlock()
+		conn := in.connect(t, "plain.lab", 80)
+		if strings.HasPrefix(text, good) {
+			fmt.Fprint(conn, good)
+			eventually(t, "the first request is on record", func() bool { return l.has("http.request", "plain.lab") })
+			text = strings.TrimPrefix(text, good)
+		}
+		fmt.Fprint(conn, text)
+		conn.(interface{ CloseWrite() error }).CloseWrite()
+		io.Copy(io.Discard, conn)
+		conn.Close()
+		eventually(t, "the end is on record", func() bool { return l.has("flow.close", "plain.lab") })
+		l.mu.Lock()
+		got := slices.DeleteFunc(slices.Clone(l.entries), func(e Entry) bool { return e.Action != "http.deny" && e.Action != "http.fail" })
+		if len(got) != 1 || got[0].Action != action || action == "http.fail" && (got[0].Status != 0 || !strings.Contains(got[0].Reason, "left before")) {
+			t.Errorf("%q: on record is %+v, want one of %s", text, got, action)
+		}
+		l.mu.Unlock()
+	}
 	if status, body, err := in.get("http://plain.lab/good"); err != nil || status != 200 || !strings.HasPrefix(body, "hi plain.lab") {
 		t.Errorf("what is allowed answers %d %q, %v", status, body, err)
 	}

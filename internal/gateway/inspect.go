@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -247,11 +248,19 @@ func (i *inspector) run(fc *flowConn, c net.Conn, server chan net.Conn) {
 	i.ended(fc.f)
 }
 
-// notUnderstood records a request that nobody has handled, since the server did not understand it.
+// notUnderstood records a request that nobody has handled, since the server did not understand it, or since it was never whole.
 func notUnderstood(f *flow, r framing.Refusal) {
 	e := f.entry("http.deny")
-	e.Status, e.Method = r.Status, r.Method
-	// What follows the path may be a secret of somebody's.
+	if r.Left {
+		e.Action, e.Reason = "http.fail", "the client left before its request was whole"
+		f.card.record(e)
+		return
+	}
+	e.Status = r.Status
+	// What is no request may be anything, and so may what follows the path: a secret of somebody's.
+	if slices.Contains(methodsTold, r.Method) {
+		e.Method = r.Method
+	}
 	if path, _, _ := strings.Cut(r.Target, "?"); strings.HasPrefix(path, "/") {
 		e.Path = path[:min(len(path), maxPathTold)]
 	}
@@ -261,6 +270,9 @@ func notUnderstood(f *flow, r framing.Refusal) {
 	}
 	f.card.refuse(e)
 }
+
+// methodsTold are those that are put on record of a request that is not understood.
+var methodsTold = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"}
 
 // maxPathTold is how much of the path of a request that is not understood is put on record.
 const maxPathTold = 2000
@@ -284,7 +296,10 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		w = &answeringWriter{w, f}
 	}
 	e := conn.entry("http.request")
-	e.Method, e.Path = r.Method, r.URL.Path
+	e.Path = r.URL.Path
+	if validMethod(r.Method) { // else it may be anything
+		e.Method = r.Method
+	}
 	refuse := func(status int, v policy.Verdict) {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, v.Reason, status
 		c.refuse(e)
