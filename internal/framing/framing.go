@@ -109,6 +109,13 @@ type Refusal struct {
 // OnRefusal has f called before the server writes an answer to what it has given nobody to handle. It is called before the connection is served.
 func (c *Conn) OnRefusal(f func(Refusal)) { c.refused = f }
 
+// Fault is what is wrong with what came, nil if nothing is so far. Nothing that follows is handed on, which a server may take for its client's leaving.
+func (c *Conn) Fault() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fault
+}
+
 // Handed says that a request is being handled, until the connection is [Conn.Idle].
 func (c *Conn) Handed() { c.handed.Store(true) }
 

@@ -291,6 +291,7 @@ func FuzzFrames(f *testing.F) {
 		if base == 0 {
 			base = runtime.NumGoroutine()
 		}
+		card.forward.Load().CloseIdleConnections() // which are kept for a while, up to a bound
 		if now := settled(base + 60); now > base+60 {
 			t.Fatalf("%d goroutines, of %d at first", now, base)
 		}

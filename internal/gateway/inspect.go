@@ -709,6 +709,9 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var o *outcome
 	deny := func(reason string) *outcome { return &outcome{action: "http.deny", reason: reason} }
 	fault, faulty := framing.IsFault(err)
+	if said, ok := r.Context().Value(framingKey{}).(*framing.Conn); ok && errors.Is(err, context.Canceled) {
+		fault, faulty = framing.IsFault(said.Fault())
+	}
 	switch {
 	case faulty:
 		// It came after the head, which is with the server already; its connection is closed.
