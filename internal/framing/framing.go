@@ -49,6 +49,8 @@ type Conn struct {
 	heads []head
 	// fault ends what is read, once what is before it has been.
 	fault error
+	// left says that the client has ended its half within a head in which nothing is wrong so far.
+	left bool
 }
 
 // head is a request's, as far as it matters.
@@ -78,6 +80,9 @@ func (c *Conn) Read(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m, fault := c.s.scan(b[:n], func(h head) { c.heads = append(c.heads, h) })
+	if err != nil {
+		c.left = c.s.begun() && c.s.head.fault == nil
+	}
 	if fault != nil {
 		c.fault = fault
 		if m == 0 {
@@ -97,10 +102,19 @@ type Refusal struct {
 	Method, Target string
 	// Fault is what is wrong with its framing, if that is what is wrong with it.
 	Fault error
+	// Left says that the client has gone before its head was whole, and that nothing is wrong with what was there of it.
+	Left bool
 }
 
 // OnRefusal has f called before the server writes an answer to what it has given nobody to handle. It is called before the connection is served.
 func (c *Conn) OnRefusal(f func(Refusal)) { c.refused = f }
+
+// Fault is what is wrong with what came, nil if nothing is so far. Nothing that follows is handed on, which a server may take for its client's leaving.
+func (c *Conn) Fault() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fault
+}
 
 // Handed says that a request is being handled, until the connection is [Conn.Idle].
 func (c *Conn) Handed() { c.handed.Store(true) }
@@ -112,12 +126,15 @@ func (c *Conn) Idle() { c.handed.Store(false) }
 func (c *Conn) Write(b []byte) (int, error) {
 	if c.refused != nil && !c.opaque.Load() && !c.handed.Swap(true) {
 		c.mu.Lock()
-		r := Refusal{Fault: c.fault}
+		var r Refusal
 		if len(c.heads) > 0 {
+			// It is the first of those that came; what is wrong with the connection may be of a later one.
 			r.Method, r.Target = c.heads[0].method, c.heads[0].target
 			if f := c.heads[0].fault; f != nil {
 				r.Fault = f
 			}
+		} else {
+			r.Fault, r.Left = c.fault, c.left
 		}
 		c.mu.Unlock()
 		line, _, _ := strings.Cut(string(b[:min(len(b), 200)]), "\r\n")
@@ -148,7 +165,7 @@ func (c *Conn) Check(method, target string) error {
 	case h.fault != nil:
 		return h.fault
 	case h.method != method || h.target != target:
-		return faulty("it begins with %.40q, and was understood as %.40q", h.method+" "+h.target, method+" "+target)
+		return faulty("its first line was understood in two ways")
 	}
 	return nil
 }
@@ -250,6 +267,9 @@ func (s *scanner) scan(b []byte, begun func(head)) (n int, fault error) {
 // keptLine is how much room for lines a connection keeps between them.
 const keptLine = 4 << 10
 
+// begun says whether a head is on its way, and not whole.
+func (s *scanner) begun() bool { return s.state == header || s.state == between && len(s.line) > 0 }
+
 // room is how much of a line is kept.
 func (s *scanner) room() int {
 	if s.state == between {
@@ -294,7 +314,7 @@ func (s *scanner) next() (*head, error) {
 	case chunkLine:
 		n, err := chunkLength(text)
 		if bare || s.long > maxChunkLine {
-			err = faulty("the line of a chunk is %.40q", s.line)
+			err = faulty("the line of a chunk is too long, or ends or is broken oddly")
 		}
 		if err != nil {
 			return nil, err
@@ -305,7 +325,7 @@ func (s *scanner) next() (*head, error) {
 		}
 	case trailer:
 		if s.tail += s.long; bare || s.tail > maxTrailer {
-			return nil, faulty("what follows the last chunk is %.40q", s.line)
+			return nil, faulty("what follows the last chunk is too long, or ends or is broken oddly")
 		}
 		if text == "" {
 			s.state, s.empty = between, 0
@@ -314,7 +334,7 @@ func (s *scanner) next() (*head, error) {
 	return nil, nil
 }
 
-// wrong notes the first fault of a head.
+// wrong notes the first fault of a head. It quotes nothing but lengths and encodings: what is no request may be a secret of somebody's, and what is wrong is put on record.
 func (s *scanner) wrong(format string, args ...any) {
 	if s.head.fault == nil {
 		s.head.fault = faulty(format, args...)
@@ -334,7 +354,7 @@ func (s *scanner) first(text string, bare bool) {
 	case version == "HTTP/1.0":
 		s.old = true
 	case version != "HTTP/1.1":
-		s.wrong("its version is %.20q", version)
+		s.wrong("its version is neither HTTP/1.1 nor HTTP/1.0")
 	}
 }
 
@@ -351,7 +371,7 @@ func (s *scanner) field(text string, bare bool) {
 	case strings.HasPrefix(text, " ") || strings.HasPrefix(text, "\t"):
 		s.wrong("a line of its header goes on on the next one")
 	case !ok || name == "" || strings.ContainsFunc(name, notToken):
-		s.wrong("a line of its header begins with %.40q, which is no name", name)
+		s.wrong("line %d of its header begins with no name and colon", s.lines)
 	case strings.EqualFold(name, "Content-Length"):
 		if len(s.lengths) < 2 {
 			s.lengths = append(s.lengths, value)
@@ -382,7 +402,7 @@ func (s *scanner) judge() {
 		s.wrong("a Transfer-Encoding in HTTP/1.0, which has none; send HTTP/1.1 or a Content-Length")
 	case len(s.encoding) == 1:
 		if !strings.EqualFold(s.encoding[0], "chunked") {
-			s.wrong("its Transfer-Encoding is %.40q; only chunked is understood alike by all", s.encoding[0])
+			s.wrong("its Transfer-Encoding is %.20q; only chunked is understood alike by all", s.encoding[0])
 		}
 		s.state = chunkLine
 	case len(s.lengths) == 1:
@@ -402,11 +422,11 @@ func (s *scanner) judge() {
 // CheckLength returns the number in a Content-Length, which is digits alone.
 func CheckLength(text string) (int64, *Error) {
 	if text == "" || len(text) > 18 || strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' }) {
-		return 0, faulty("its Content-Length is %.40q, which is no number of bytes", text)
+		return 0, faulty("its Content-Length is %.20q, which is no number of bytes", text)
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return 0, faulty("its Content-Length is %.40q, which is no number of bytes", text)
+		return 0, faulty("its Content-Length is %.20q, which is no number of bytes", text)
 	}
 	return n, nil
 }
@@ -418,7 +438,7 @@ func chunkLength(text string) (int64, error) {
 		digits = strings.TrimRight(digits, " \t")
 	}
 	if digits == "" || len(digits) > 15 || strings.ContainsFunc(digits, notHex) || strings.ContainsFunc(more, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-		return 0, faulty("the length of a chunk is %.40q", text)
+		return 0, faulty("the length of a chunk is no number in hexadecimal digits")
 	}
 	return strconv.ParseInt(digits, 16, 64)
 }

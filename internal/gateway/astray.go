@@ -37,9 +37,12 @@ func watch(link stack.LinkEndpoint, saw func(astray)) *watcher {
 	return w
 }
 
+// lookedAt is how much of a packet is looked at. What stands behind more headers than that is dropped as well, and not put on record.
+const lookedAt = 256
+
 // DeliverNetworkPacket implements stack.NetworkDispatcher.
 func (w *watcher) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
-	if b, ok := pkt.Data().PullUp(min(pkt.Data().Size(), 64)); ok {
+	if b, ok := pkt.Data().PullUp(min(pkt.Data().Size(), lookedAt)); ok {
 		if a, is := goesAstray(protocol, b); is {
 			w.saw(a)
 		}
@@ -47,42 +50,79 @@ func (w *watcher) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt
 	w.Endpoint.DeliverNetworkPacket(protocol, pkt)
 }
 
-// goesAstray says whether a packet, of which this is the beginning, is of a protocol that nothing answers, or for a group of receivers, of which there is none.
-// ICMP is the stack's own, with which the sandbox's kernel also looks for its neighbours.
+// goesAstray says whether a packet, of which this is the beginning, is of a protocol that nothing answers, for a group of receivers, of which there is none, or from or to
+// an address that none on a network has. ICMP is the stack's own, with which the sandbox's kernel also looks for its neighbours.
 func goesAstray(network tcpip.NetworkProtocolNumber, b []byte) (a astray, is bool) {
 	var proto byte
 	var rest []byte
+	var from netip.Addr
+	piece := false // a later one of several
 	switch {
 	case network == ipv4.ProtocolNumber && len(b) >= 20 && len(b) >= int(b[0]&15)*4:
 		proto, rest = b[9], b[int(b[0]&15)*4:]
+		from, _ = netip.AddrFromSlice(b[12:16])
 		a.to, _ = netip.AddrFromSlice(b[16:20])
-		if binary.BigEndian.Uint16(b[6:])&0x1fff != 0 {
-			return a, false // the first piece of it was seen
-		}
+		piece = binary.BigEndian.Uint16(b[6:])&0x1fff != 0
 	case network == ipv6.ProtocolNumber && len(b) >= 40:
-		proto, rest = b[6], b[40:]
+		from, _ = netip.AddrFromSlice(b[8:24])
 		a.to, _ = netip.AddrFromSlice(b[24:40])
-		switch proto {
-		case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS, unix.IPPROTO_NONE:
-			return a, false // the stack reads on
+		var ok bool
+		if proto, rest, piece, ok = behindHeaders(b[6], b[40:]); !ok {
+			return a, false // the stack drops it, or reads on
 		}
 	default:
 		return a, false
 	}
+	a.protocol = policy.Protocol(fmt.Sprintf("ip/%d", proto))
 	switch proto {
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
 		return a, false
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP:
-		if !a.to.IsMulticast() || len(rest) < 4 {
-			return a, false
-		}
 		a.protocol = policy.TCP
 		if proto == unix.IPPROTO_UDP {
 			a.protocol = policy.UDP
 		}
-		a.port, a.reason = binary.BigEndian.Uint16(rest[2:]), "the address is of a group of receivers, and a sandbox is alone on its network"
+		if !piece && len(rest) >= 4 {
+			a.port = binary.BigEndian.Uint16(rest[2:])
+		}
+		switch {
+		case a.to.IsMulticast():
+			a.reason = "the address is of a group of receivers, and a sandbox is alone on its network"
+		case a.to.IsLoopback() || a.to.Is4In6():
+			a.reason = "the address is of no network, and a packet for it leads nowhere"
+		case from.IsMulticast() || from.IsLoopback() || from == broadcast:
+			a.reason = fmt.Sprintf("the packet says that it is from %s, which sends none", from)
+		default:
+			return a, false
+		}
 		return a, true
 	}
-	a.protocol, a.reason = policy.Protocol(fmt.Sprintf("ip/%d", proto)), fmt.Sprintf("the packet is neither of TCP, of UDP nor of ICMP, but of protocol %d, of which nothing passes", proto)
+	a.reason = fmt.Sprintf("the packet is neither of TCP, of UDP nor of ICMP, but of protocol %d, of which nothing passes", proto)
 	return a, true
+}
+
+// broadcast is the address of all receivers.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// behindHeaders goes through the headers that IPv6 may have before what it carries.
+func behindHeaders(next byte, b []byte) (proto byte, rest []byte, piece, ok bool) {
+	for {
+		long := 8
+		switch next {
+		case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_DSTOPTS:
+			if len(b) >= 2 {
+				long += 8 * int(b[1])
+			}
+		case unix.IPPROTO_FRAGMENT:
+			piece = piece || len(b) >= 4 && binary.BigEndian.Uint16(b[2:])>>3 != 0
+		default:
+			return next, b, piece, true
+		}
+		if len(b) < long {
+			return 0, nil, false, false
+		}
+		if next, b = b[0], b[long:]; piece {
+			return next, b, true, true // what follows is not the beginning of anything
+		}
+	}
 }

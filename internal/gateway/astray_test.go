@@ -75,7 +75,32 @@ func TestAstrayOnRecord(t *testing.T) {
 	binary.BigEndian.PutUint16(syn, 4000)
 	binary.BigEndian.PutUint16(syn[2:], 443)
 	syn[12], syn[13] = 5<<4, 2
+	// Headers of IPv6 before a payload, and pieces of packets.
+	behind := func(header []byte, next byte, payload []byte) []byte {
+		header[0] = next
+		return append(header, payload...)
+	}
+	options := func() []byte { return []byte{0, 0, 1, 4, 0, 0, 0, 0} }
+	long := func() []byte { return append([]byte{0, 1, 1, 12}, make([]byte, 12)...) }
+	later := func(p []byte) []byte {
+		binary.BigEndian.PutUint16(p[6:], 1)
+		binary.BigEndian.PutUint16(p[10:], binary.BigEndian.Uint16(p[10:])-1)
+		return p
+	}
+	gre := make([]byte, 16)
 	for _, p := range [][]byte{
+		ipPacket(own6, "2a00::11", unix.IPPROTO_DSTOPTS, behind(options(), unix.IPPROTO_GRE, gre)),
+		ipPacket(own6, "2a00::12", unix.IPPROTO_HOPOPTS, behind(long(), unix.IPPROTO_DSTOPTS, behind(options(), unix.IPPROTO_SCTP, gre))),
+		ipPacket(own6, "2a00::13", unix.IPPROTO_FRAGMENT, behind([]byte{0, 0, 0, 0, 0, 0, 0, 9}, unix.IPPROTO_GRE, gre)),
+		ipPacket(own6, "2a00::14", unix.IPPROTO_FRAGMENT, behind([]byte{0, 0, 0, 8, 0, 0, 0, 9}, unix.IPPROTO_GRE, gre)),
+		ipPacket(own6, "2a00::15", unix.IPPROTO_ROUTING, behind(make([]byte, 8), unix.IPPROTO_GRE, gre)), ipPacket(own6, "2a00::16", unix.IPPROTO_NONE, gre),
+		ipPacket(own6, "ff02::1:fb", unix.IPPROTO_DSTOPTS, behind(options(), unix.IPPROTO_UDP, datagramTo(5353))), ipPacket(own6, "ff02::1:fc", unix.IPPROTO_HOPOPTS, behind(long(), unix.IPPROTO_TCP, syn)),
+		later(ipPacket(own4, "224.0.0.253", unix.IPPROTO_UDP, datagramTo(5353))), later(ipPacket(own4, "11.6.1.1", unix.IPPROTO_GRE, gre)),
+		ipPacket(own4, "127.0.0.1", unix.IPPROTO_UDP, datagramTo(7420)), ipPacket(own4, "127.0.0.1", unix.IPPROTO_TCP, syn), ipPacket(own6, "::1", unix.IPPROTO_UDP, datagramTo(53)),
+		ipPacket(own6, "::ffff:169.254.169.254", unix.IPPROTO_TCP, syn), ipPacket("224.0.0.5", "11.6.1.2", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("255.255.255.255", "11.6.1.3", unix.IPPROTO_UDP, datagramTo(99)),
+		ipPacket("127.0.0.1", "11.6.1.4", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("ff02::1", "2a00::17", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("::1", "2a00::18", unix.IPPROTO_UDP, datagramTo(99)),
+		// What is decided on is told by who does, once.
+		ipPacket(own6, "2a00::19", unix.IPPROTO_DSTOPTS, behind(options(), unix.IPPROTO_UDP, datagramTo(99))), ipPacket(own4, "255.255.255.255", unix.IPPROTO_UDP, datagramTo(67)),
 		ipPacket(own4, "11.6.0.1", unix.IPPROTO_GRE, make([]byte, 8)), ipPacket(own4, "11.6.0.2", unix.IPPROTO_SCTP, make([]byte, 8)), ipPacket(own4, "224.0.0.9", unix.IPPROTO_IGMP, make([]byte, 8)),
 		ipPacket(own6, "2a00::1", unix.IPPROTO_GRE, make([]byte, 8)), ipPacket(own4, "224.0.0.251", unix.IPPROTO_UDP, datagramTo(5353)), ipPacket(own6, "ff02::fb", unix.IPPROTO_UDP, datagramTo(5353)),
 		ipPacket("10.9.9.9", "11.6.0.3", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("10.9.9.9", "11.6.0.4", unix.IPPROTO_TCP, syn),
@@ -91,9 +116,14 @@ func TestAstrayOnRecord(t *testing.T) {
 		}
 	}
 	want := []string{
+		"flow.deny 2a00::11 0 ip/47 0", "flow.deny 2a00::12 0 ip/132 0", "flow.deny 2a00::13 0 ip/47 0", "flow.deny 2a00::14 0 ip/47 0", "flow.deny 2a00::15 0 ip/47 0", "flow.deny 2a00::16 0 ip/59 0",
+		"flow.deny ff02::1:fb 5353 udp 0", "flow.deny ff02::1:fc 443 tcp 0", "flow.deny 224.0.0.253 0 udp 0", "flow.deny 11.6.1.1 0 ip/47 0", "flow.deny 127.0.0.1 7420 udp 0",
+		"flow.deny 127.0.0.1 443 tcp 0", "flow.deny ::1 53 udp 0", "flow.deny ::ffff:169.254.169.254 443 tcp 0", "flow.deny 11.6.1.2 99 udp 0", "flow.deny 11.6.1.3 99 udp 0", "flow.deny 11.6.1.4 99 udp 0",
+		"flow.deny 2a00::17 99 udp 0", "flow.deny 2a00::18 99 udp 0", "flow.deny 2a00::19 99 udp 0", "flow.deny 255.255.255.255 67 udp 0",
 		"flow.deny 11.6.0.1 0 ip/47 0", "flow.deny 11.6.0.2 0 ip/132 0", "flow.deny 11.6.0.3 99 udp 0", "flow.deny 11.6.0.4 443 tcp 0", "flow.deny 11.6.0.6 99 udp 0",
 		"flow.deny 224.0.0.251 5353 udp 0", "flow.deny 224.0.0.9 0 ip/2 0", "flow.deny 2a00::1 0 ip/47 0", "flow.deny ff02::fb 5353 udp 0",
 	}
+	slices.Sort(want)
 	if got := l.denials(len(want)); !slices.Equal(got, want) {
 		t.Errorf("on record are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -200,6 +230,7 @@ func TestOddRequestsOnRecord(t *testing.T) {
 		{"GET /odd-header HTTP/1.1\r\nHost: plain.lab\r\nX : y\r\n\r\n", "/odd-header", ""},
 		{"GET /second\x01 HTTP/1.1\r\nHost: plain.lab\r\n\r\n", "", "400"},
 		{"POST /encoded HTTP/1.1\r\nHost: plain.lab\r\nTransfer-Encoding: x\r\n\r\n", "/encoded", ""},
+		{"OPTIONS * HTTP/1.1\r\nHost: plain.lab\r\nConnection: close\r\n\r\n", "*", "the path does not begin with /"},
 		{"no request at all\r\n\r\n", "", "a method, a target and a version"},
 		{good + "GET  /after-a-good-one HTTP/1.1\r\nHost: plain.lab\r\n\r\n", "", "a method, a target and a version"},
 	} {
@@ -226,6 +257,53 @@ func TestOddRequestsOnRecord(t *testing.T) {
 			!strings.HasPrefix(got[0].Path, c.path) || strings.Contains(fmt.Sprint(got), "secret") {
 			t.Errorf("%q: on record is %+v", c.text, got)
 		}
+	}
+	// One that is refused before another that is odd, and words that may be somebody's secret.
+	for _, c := range []struct{ text, reason, path string }{
+		{"GET /first HTTP/1.1\r\nHost: a b\r\n\r\nGET  /second-secret HTTP/1.1\r\n\r\n" + good, "malformed Host header", "/first"},
+		{"a-secret /x HTTP/1.1\r\nHost: plain.lab\r\nConnection: close\r\n\r\n", "no word in capitals", "/x"},
+		{"a-secret /x HTTP/1.1\r\nHost: a b\r\n\r\n", "malformed Host header", "/x"},
+		{"GET /x HTTP/1.1\r\nHost: plain.lab\r\nAuthorization a-secret\r\n\r\n", "line 2 of its header", "/x"},
+		{"GET /x a-secret\r\nHost: plain.lab\r\n\r\n", "its version", "/x"},
+		{"POST /x HTTP/1.1\r\nHost: plain.lab\r\nTransfer-Encoding: chunked\r\n\r\na-secret\r\n", "the length of a chunk", "/x"},
+	} {
+		l.mu.Lock()
+		l.entries = nil
+		l.mu.Unlock()
+		conn := in.connect(t, "plain.lab", 80)
+		fmt.Fprint(conn, c.text)
+		io.Copy(io.Discard, conn)
+		conn.Close()
+		eventually(t, "the end is on record", func() bool { return l.has("flow.close", "plain.lab") })
+		l.mu.Lock()
+		got := slices.DeleteFunc(slices.Clone(l.entries), func(e Entry) bool { return e.Action != "http.deny" })
+		if len(got) != 1 || !strings.Contains(got[0].Reason, c.reason) || got[0].Path != c.path || strings.Contains(fmt.Sprint(l.entries), "secret") {
+			t.Errorf("%q: on record is %+v", c.text, l.entries)
+		}
+		l.mu.Unlock()
+	}
+	// Who leaves in the middle of a head is not denied anything, unless the head is wrong already.
+	for text, action := range map[string]string{"GET /ha": "http.fail", "GET /half HTTP/1.1\r\nHost: plain.lab\r\n": "http.fail", good + "GET /ha": "http.fail", "GET /half HTTP/1.1\r\nHost\r\n": "http.deny"} {
+		l.mu.Lock()
+		l.entries = nil
+		l.mu.Unlock()
+		conn := in.connect(t, "plain.lab", 80)
+		if strings.HasPrefix(text, good) {
+			fmt.Fprint(conn, good)
+			eventually(t, "the first request is on record", func() bool { return l.has("http.request", "plain.lab") })
+			text = strings.TrimPrefix(text, good)
+		}
+		fmt.Fprint(conn, text)
+		conn.(interface{ CloseWrite() error }).CloseWrite()
+		io.Copy(io.Discard, conn)
+		conn.Close()
+		eventually(t, "the end is on record", func() bool { return l.has("flow.close", "plain.lab") })
+		l.mu.Lock()
+		got := slices.DeleteFunc(slices.Clone(l.entries), func(e Entry) bool { return e.Action != "http.deny" && e.Action != "http.fail" })
+		if len(got) != 1 || got[0].Action != action || action == "http.fail" && (got[0].Status != 0 || !strings.Contains(got[0].Reason, "left before")) {
+			t.Errorf("%q: on record is %+v, want one of %s", text, got, action)
+		}
+		l.mu.Unlock()
 	}
 	if status, body, err := in.get("http://plain.lab/good"); err != nil || status != 200 || !strings.HasPrefix(body, "hi plain.lab") {
 		t.Errorf("what is allowed answers %d %q, %v", status, body, err)

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // inUse is what the heap holds once what nobody needs is gone.
@@ -309,4 +312,97 @@ func (l *lab) denied(reason string) bool {
 		}
 	}
 	return false
+}
+
+// TestCrowdedQuestions asks the name server with few bytes that say much: they are refused by their header or their length, before anything is made of them, and on
+// record all the same.
+func TestCrowdedQuestions(t *testing.T) {
+	l := newLab(t)
+	l.name("allowed.lab", "11.1.1.1")
+	in := l.sandbox("one", "allow: [allowed.lab]")
+	// One long name, to which all other records point.
+	name := append(bytes.Repeat(append([]byte{63}, bytes.Repeat([]byte{'x'}, 63)...), 3), 3, 'l', 'a', 'b', 0)
+	long := strings.Repeat(strings.Repeat("x", 63)+".", 3) + "lab."
+	// message has so many bytes, and n questions or n records in a later section, all for that name; its header has said of them.
+	message := func(size, section int, said uint16) []byte {
+		m := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, name...)
+		m = append(m, 0, 1, 0, 1)
+		for {
+			next := []byte{0xc0, 12, 0, 1, 0, 1}
+			if section > 0 {
+				next = append(next, 0, 0, 0, 9, 0, 0)
+			}
+			if len(m)+len(next) > size {
+				break
+			}
+			m = append(m, next...)
+		}
+		binary.BigEndian.PutUint16(m[4+2*section:], said)
+		return append(binary.BigEndian.AppendUint16(nil, uint16(len(m))), m...)
+	}
+	ask := func(m []byte) (answer *dns.Msg, err error) {
+		c, err := in.dial(t.Context(), netip.AddrPortFrom(GatewayIPv4, 53))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(20 * time.Second))
+		if _, err := c.Write(m); err != nil {
+			return nil, err
+		}
+		return (&dns.Conn{Conn: c}).ReadMsg()
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for what, c := range map[string]struct {
+		message []byte
+		reason  string
+		names   int
+	}{
+		"a long message":      {message(65535, 0, 10000), "the message has 65535 bytes", 0},
+		"one byte too long":   {message(maxMessage+6, 0, 1), "bytes, and a question has at most 1024", 0},
+		"many questions":      {message(maxMessage, 0, 100), "the message has 100 questions", maxTold},
+		"two questions":       {message(219, 0, 2), "the message has 2 questions", 2},
+		"claimed questions":   {message(0, 0, 65535), "the message has 65535 questions", 1},
+		"many answers":        {message(maxMessage, 1, 50), "the message has 50, 0 and 0 records", 1},
+		"many authorities":    {message(maxMessage, 2, 50), "the message has 0, 50 and 0 records", 1},
+		"many more":           {message(maxMessage, 3, 50), "the message has 0, 0 and 50 records", 1},
+		"three more than one": {message(0, 3, 3), "the message has 0, 0 and 3 records", 1},
+	} {
+		l.mu.Lock()
+		l.entries = nil
+		l.mu.Unlock()
+		m, err := ask(c.message)
+		if c.names == 0 && err == nil || c.names > 0 && (err != nil || m.Rcode != dns.RcodeFormatError || len(m.Answer) > 0) {
+			t.Errorf("%s: the answer is %v, %v", what, m, err)
+		}
+		l.denials(1)
+		l.mu.Lock()
+		for _, e := range l.entries {
+			if e.Action != "dns.deny" || !strings.Contains(e.Reason, c.reason) || c.names > 0 && e.Addr != long {
+				t.Errorf("%s: on record is %+v", what, e)
+			}
+		}
+		if n := len(l.entries); n != max(c.names, 1) {
+			t.Errorf("%s: %d denials are on record, want %d", what, n, max(c.names, 1))
+		}
+		l.mu.Unlock()
+	}
+	// A question that is as long as may be is answered, with what clients add.
+	q := new(dns.Msg)
+	q.SetQuestion("allowed.lab.", dns.TypeA)
+	q.SetEdns0(dns.DefaultMsgSize, false)
+	q.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_PADDING{Padding: make([]byte, 900)}}
+	b, err := q.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := ask(append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...)); err != nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) != 1 {
+		t.Errorf("a padded question is answered with %v, %v", m, err)
+	}
+	runtime.ReadMemStats(&after)
+	// What the first of them was unpacked into had 11 MB.
+	if n := after.TotalAlloc - before.TotalAlloc; n > 8<<20 {
+		t.Errorf("%d bytes were made of ten messages", n)
+	}
 }

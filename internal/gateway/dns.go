@@ -4,8 +4,10 @@ package gateway
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -29,6 +31,14 @@ const maxAsking = 64
 
 // maxTold is how many names of one odd message are put on record.
 const maxTold = 4
+
+const (
+	// maxMessage bounds a message over TCP. A question has at most 259 bytes, and what clients add to it is padded to 468; over UDP 512 are read.
+	maxMessage = 1 << 10
+	// maxAnswers, maxAuthorities and maxAdditional are how many records of each section a message may have. A question has none but in the last, where the
+	// options of EDNS are and a signature.
+	maxAnswers, maxAuthorities, maxAdditional = 1, 1, 2
+)
 
 // dnsServer answers a sandbox's questions for names. It passes none on: an allowed name is looked up by the gateway itself, and what is not
 // allowed is not asked anybody.
@@ -64,10 +74,15 @@ func serveDNS(c *card) (*dnsServer, error) {
 
 func (d *dnsServer) serve(s *dns.Server) {
 	s.Handler = dns.HandlerFunc(d.answer)
-	// What is odd about a message is told by answer, which puts it on record.
+	s.DecorateReader = func(r dns.Reader) dns.Reader { return &asked{r, d} }
+	// Few bytes can say much, since names may refer to others: what is more than a question is refused by its header, before anything is made of it. The
+	// reader has put it on record; what else is odd about a message is told by answer.
 	s.MsgAcceptFunc = func(h dns.Header) dns.MsgAcceptAction {
-		if h.Bits&(1<<15) != 0 {
+		switch {
+		case h.Bits&(1<<15) != 0:
 			return dns.MsgIgnore // an answer, to nobody's question
+		case crowded(h) != "":
+			return dns.MsgReject
 		}
 		return dns.MsgAccept
 	}
@@ -95,43 +110,114 @@ func (d *dnsServer) close() {
 	}
 }
 
+// crowded says why a message is more than a question by the counts of its header, which may say anything; "" if it is not.
+func crowded(h dns.Header) string {
+	if h.Qdcount > 1 {
+		return fmt.Sprintf("the message has %d questions, and has to have one", h.Qdcount)
+	}
+	if h.Ancount > maxAnswers || h.Nscount > maxAuthorities || h.Arcount > maxAdditional {
+		return fmt.Sprintf("the message has %d, %d and %d records besides its question, and may have %d, %d and %d", h.Ancount, h.Nscount, h.Arcount, maxAnswers, maxAuthorities, maxAdditional)
+	}
+	return ""
+}
+
+// asked reads messages for the library, which takes of a message what its header and its length claim.
+type asked struct {
+	dns.Reader
+	d *dnsServer
+}
+
+// ReadTCP implements [dns.Reader].
+func (a *asked) ReadTCP(c net.Conn, timeout time.Duration) ([]byte, error) {
+	c.SetReadDeadline(time.Now().Add(timeout))
+	var long [2]byte
+	if _, err := io.ReadFull(c, long[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint16(long[:])
+	if n > maxMessage {
+		// The connection ends with it.
+		reason := fmt.Sprintf("the message has %d bytes, and a question has at most %d", n, maxMessage)
+		a.d.c.refuse(Entry{Action: "dns.deny", Reason: reason})
+		return nil, errors.New(reason)
+	}
+	m := make([]byte, n)
+	if _, err := io.ReadFull(c, m); err != nil {
+		return nil, err
+	}
+	a.d.told(m)
+	return m, nil
+}
+
+// ReadPacketConn implements [dns.PacketConnReader].
+func (a *asked) ReadPacketConn(c net.PacketConn, timeout time.Duration) ([]byte, net.Addr, error) {
+	m, from, err := a.Reader.(dns.PacketConnReader).ReadPacketConn(c, timeout)
+	if err == nil {
+		a.d.told(m)
+	}
+	return m, from, err
+}
+
+// told puts a message on record that is more than a question, with the first of its names.
+func (d *dnsServer) told(m []byte) {
+	if len(m) < 12 || m[2]&(1<<7) != 0 {
+		return
+	}
+	word := func(i int) uint16 { return binary.BigEndian.Uint16(m[i:]) }
+	h := dns.Header{Qdcount: word(4), Ancount: word(6), Nscount: word(8), Arcount: word(10)}
+	reason := crowded(h)
+	if reason == "" {
+		return
+	}
+	n := 0
+	for off := 12; n < min(int(h.Qdcount), maxTold); n++ {
+		name, next, err := dns.UnpackDomainName(m, off)
+		if err != nil || next+4 > len(m) {
+			break
+		}
+		d.c.refuse(Entry{Action: "dns.deny", Addr: name, Reason: reason})
+		off = next + 4
+	}
+	if n == 0 {
+		d.c.refuse(Entry{Action: "dns.deny", Reason: reason})
+	}
+}
+
 // answer answers one question.
 func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 	m := new(dns.Msg)
 	m.SetReply(q)
 	m.RecursionAvailable = true
-	defer func() {
-		if o := q.IsEdns0(); o != nil && m.IsEdns0() == nil {
-			m.SetEdns0(dns.DefaultMsgSize, false)
-		}
-		w.WriteMsg(m)
-	}()
+	edns := q.IsEdns0() != nil
+	d.reply(m, q.Question, edns) // and not q, which is nothing to keep while somebody else is waited for
+	if edns && m.IsEdns0() == nil {
+		m.SetEdns0(dns.DefaultMsgSize, false)
+	}
+	w.WriteMsg(m)
+}
+
+// reply says in m, which has the header of the answer, what is answered.
+func (d *dnsServer) reply(m *dns.Msg, questions []dns.Question, edns bool) {
 	refused := func(rcode int, name, reason string) {
 		m.Rcode = rcode
 		d.c.refuse(Entry{Action: "dns.deny", Addr: name, Reason: reason})
 	}
 	switch {
-	case q.Opcode != dns.OpcodeQuery:
+	case m.Opcode != dns.OpcodeQuery:
 		name := ""
-		if len(q.Question) > 0 {
-			name = q.Question[0].Name
+		if len(questions) > 0 {
+			name = questions[0].Name
 		}
-		refused(dns.RcodeNotImplemented, name, fmt.Sprintf("the message is no question, but of kind %d", q.Opcode))
+		refused(dns.RcodeNotImplemented, name, fmt.Sprintf("the message is no question, but of kind %d", m.Opcode))
 		return
-	case len(q.Question) == 0:
-		refused(dns.RcodeFormatError, "", "the message has no question")
+	case len(questions) != 1:
+		refused(dns.RcodeFormatError, "", fmt.Sprintf("the message has %d questions, and has to have one", len(questions)))
 		return
-	case len(q.Question) != 1:
-		for _, ask := range q.Question[:min(len(q.Question), maxTold)] {
-			d.c.refuse(Entry{Action: "dns.deny", Addr: ask.Name, Reason: fmt.Sprintf("the message has %d questions, and has to have one", len(q.Question))})
-		}
-		m.Rcode = dns.RcodeFormatError
-		return
-	case q.Question[0].Qclass != dns.ClassINET:
-		refused(dns.RcodeRefused, q.Question[0].Name, fmt.Sprintf("the question is of class %d, and has to be of the internet's", q.Question[0].Qclass))
+	case questions[0].Qclass != dns.ClassINET:
+		refused(dns.RcodeRefused, questions[0].Name, fmt.Sprintf("the question is of class %d, and has to be of the internet's", questions[0].Qclass))
 		return
 	}
-	ask := q.Question[0]
+	ask := questions[0]
 	if a, ok := reverse(ask.Name); ok {
 		if !d.reverse(m, ask, a) {
 			refused(dns.RcodeNameError, ask.Name, "the address stands for no name that this sandbox has looked up, and nobody else is asked")
@@ -140,17 +226,17 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 	}
 	h, err := hostOf(ask.Name)
 	if err != nil {
-		d.deny(m, q, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
+		d.deny(m, edns, Entry{Action: "dns.deny", Addr: ask.Name, Reason: err.Error()})
 		return
 	}
 	h = d.c.whole(h)
 	if n, mine := d.c.private(h); mine {
-		d.peer(m, q, ask, n, h)
+		d.peer(m, edns, ask, n, h)
 		return
 	}
 	p := d.c.policy()
 	if v := p.Lookup(h); !v.Allow {
-		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Rule: v.Rule, Reason: v.Reason})
+		d.deny(m, edns, Entry{Action: "dns.deny", Host: h, Rule: v.Rule, Reason: v.Reason})
 		return
 	}
 	// No other type is needed to reach a name, and each could carry something out. Those of HTTPS are asked for each name by clients that do without an
@@ -175,10 +261,10 @@ func (d *dnsServer) answer(w dns.ResponseWriter, q *dns.Msg) {
 	case errors.Is(err, errNoName):
 		m.Rcode = dns.RcodeNameError
 	case errors.As(err, &limit):
-		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
+		d.deny(m, edns, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
 	case err != nil:
 		m.Rcode = dns.RcodeServerFailure
-		explain(m, q, dns.ExtendedErrorCodeNetworkError, err.Error())
+		explain(m, edns, dns.ExtendedErrorCodeNetworkError, err.Error())
 	default:
 		addressed(m, ask, v4, v6)
 	}
@@ -195,10 +281,10 @@ func addressed(m *dns.Msg, ask dns.Question, v4, v6 netip.Addr) {
 }
 
 // peer answers for a name of the sandbox's private network, which nobody else is asked about.
-func (d *dnsServer) peer(m, q *dns.Msg, ask dns.Question, n Peers, h policy.Host) {
+func (d *dnsServer) peer(m *dns.Msg, edns bool, ask dns.Question, n Peers, h policy.Host) {
 	to, err := n.lookup(h)
 	if err != nil {
-		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
+		d.deny(m, edns, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
 		return
 	}
 	if ask.Qtype != dns.TypeA && ask.Qtype != dns.TypeAAAA {
@@ -215,7 +301,7 @@ func (d *dnsServer) peer(m, q *dns.Msg, ask dns.Question, n Peers, h policy.Host
 	}
 	v4, v6, ok := d.c.names.add(h)
 	if !ok {
-		d.deny(m, q, Entry{Action: "dns.deny", Host: h, Reason: "the sandbox has looked up more names than it can have"})
+		d.deny(m, edns, Entry{Action: "dns.deny", Host: h, Reason: "the sandbox has looked up more names than it can have"})
 		return
 	}
 	addressed(m, ask, v4, v6)
@@ -277,15 +363,15 @@ func hostOf(name string) (policy.Host, error) {
 }
 
 // deny answers that a name does not exist, which every program understands, and says why to those that can hear it.
-func (d *dnsServer) deny(m, q *dns.Msg, e Entry) {
+func (d *dnsServer) deny(m *dns.Msg, edns bool, e Entry) {
 	m.Rcode = dns.RcodeNameError
-	explain(m, q, dns.ExtendedErrorCodeProhibited, e.Reason)
+	explain(m, edns, dns.ExtendedErrorCodeProhibited, e.Reason)
 	d.c.refuse(e)
 }
 
 // explain adds a reason for those that ask with EDNS.
-func explain(m, q *dns.Msg, code uint16, text string) {
-	if q.IsEdns0() == nil {
+func explain(m *dns.Msg, edns bool, code uint16, text string) {
+	if !edns {
 		return
 	}
 	m.SetEdns0(dns.DefaultMsgSize, false)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log"
 	"net"
+	"net/http"
 	"runtime"
 	"strings"
 	"sync"
@@ -160,8 +161,9 @@ func FuzzFrames(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	oneByOne(card)
 	found := &panics{}
-	l.g.inspect.server.ErrorLog = log.New(found, "", 0)
+	l.g.inspect.frames.ErrorLog = log.New(found, "", 0)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		f.Fatal(err)
@@ -258,13 +260,7 @@ func FuzzFrames(f *testing.F) {
 		entries := l.entries
 		l.entries = nil
 		l.mu.Unlock()
-		decided, requests := map[string]int{}, 0
-		for _, e := range entries {
-			if e.Action == "http.request" {
-				decided[e.Method+" api.lab "+e.Path]++
-				requests++
-			}
-		}
+		decided, requests := decidedOn(entries)
 		server.mu.Lock()
 		defer server.mu.Unlock()
 		for end := time.Now().Add(10 * time.Second); len(server.got) < requests && server.open > 0 && time.Now().Before(end); {
@@ -295,8 +291,119 @@ func FuzzFrames(f *testing.F) {
 		if base == 0 {
 			base = runtime.NumGoroutine()
 		}
+		card.forward.Load().CloseIdleConnections() // which are kept for a while, up to a bound
 		if now := settled(base + 60); now > base+60 {
 			t.Fatalf("%d goroutines, of %d at first", now, base)
 		}
 	})
+}
+
+// TestOddFramesOnRecord makes requests over HTTP/2 that the server refuses before anybody handles them: each is on record, and what is handled is there once.
+func TestOddFramesOnRecord(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/large" {
+			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
+		}
+	}), "api.lab")
+	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [GET, POST], paths: [/v1/**]}")
+	large := strings.Repeat("y", 300<<10)
+	shared := plainFields("GET", "/v1/a")
+	for range 100 {
+		shared = append(shared, "x-big", strings.Repeat("x", 4000))
+	}
+	for _, c := range []struct {
+		what   string
+		say    func(f *frames)
+		reason string // of the only denial, "" for none
+	}{
+		{"allowed", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a")...) }, ""},
+		{"denied", func(f *frames) { f.request(1, true, plainFields("GET", "/v2/x")...) }, "no rule allows"},
+		{"400 by the gateway", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a", "content-length", "1x")...) }, "Content-Length"},
+		{"431 by the server behind", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/large")...) }, ""},
+		{"taken back", func(f *frames) {
+			f.request(1, false, plainFields("POST", "/v1/a")...)
+			f.WriteRSTStream(1, http2.ErrCodeCancel)
+		}, ""},
+		{"connection", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a", "connection", "close")...) }, "the server answered 400"},
+		{"transfer-encoding", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a", "transfer-encoding", "chunked")...) }, "the server answered 400"},
+		{"no path", func(f *frames) { f.request(1, true, ":method", "GET", ":scheme", "https", ":authority", "api.lab") }, "PROTOCOL_ERROR"},
+		{"an odd path", func(f *frames) { f.request(1, true, plainFields("GET", "evil")...) }, "PROTOCOL_ERROR"},
+		{"an upper-case header", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a", "X-Up", "a")...) }, "PROTOCOL_ERROR"},
+		{"a late pseudo-header", func(f *frames) {
+			f.request(1, true, ":method", "GET", ":scheme", "https", "a", "b", ":authority", "evil.lab", ":path", "/v1/a")
+		}, "PROTOCOL_ERROR"},
+		{"two authorities", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a", ":authority", "evil.lab")...) }, "PROTOCOL_ERROR"},
+		{"a user", func(f *frames) {
+			f.request(1, true, ":method", "GET", ":scheme", "https", ":authority", "a@evil.lab", ":path", "/v1/a")
+		}, "PROTOCOL_ERROR"},
+		{"an odd scheme", func(f *frames) {
+			f.request(1, true, ":method", "GET", ":scheme", "gopher", ":authority", "api.lab", ":path", "/v1/a")
+		}, "PROTOCOL_ERROR"},
+		{"an odd value", func(f *frames) { f.request(1, true, plainFields("GET", "/v1/a", "x", "a\nb")...) }, "PROTOCOL_ERROR"},
+		{"a large header", func(f *frames) {
+			b := f.block(plainFields("GET", "/v1/a", "x", large)...)
+			f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b[:16000], EndStream: true})
+			for b = b[16000:]; len(b) > 0; {
+				n := min(len(b), 16000)
+				f.WriteContinuation(1, n == len(b), b[:n])
+				b = b[n:]
+			}
+		}, "_ERROR, and its connection was ended"},
+		{"a header that is large when it is unpacked", func(f *frames) { f.request(1, true, shared...) }, "the server answered 431"},
+		{"an odd frame", func(f *frames) { f.WriteData(7, true, []byte("to nobody")) }, "PROTOCOL_ERROR"},
+	} {
+		l.mu.Lock()
+		l.entries = nil
+		l.mu.Unlock()
+		conn := tls.Client(in.connect(t, "api.lab", 443), &tls.Config{ServerName: "api.lab", RootCAs: in.roots, NextProtos: []string{"h2"}})
+		f := newFrames()
+		io.WriteString(&f.out, http2.ClientPreface)
+		f.WriteSettings()
+		c.say(f)
+		f.WritePing(false, [8]byte{9})
+		go conn.Write(f.out.Bytes())
+		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		// What is answered to the ping is written after what is answered to the request, or nothing is.
+		answered, pinged := c.what == "taken back", false
+		for read := http2.NewFramer(nil, conn); !answered || !pinged; {
+			got, err := read.ReadFrame()
+			if err != nil {
+				break
+			}
+			switch got := got.(type) {
+			case *http2.HeadersFrame, *http2.RSTStreamFrame, *http2.GoAwayFrame:
+				answered = true
+			case *http2.PingFrame:
+				pinged = got.IsAck() || pinged
+			}
+			if _, over := got.(*http2.GoAwayFrame); over {
+				break
+			}
+		}
+		conn.Close()
+		eventually(t, c.what+" has its end on record", func() bool { return l.has("flow.close", "api.lab") })
+		var denied []string
+		l.mu.Lock()
+		for _, e := range l.entries {
+			if e.Action == "http.deny" {
+				denied = append(denied, e.Reason)
+			}
+		}
+		l.mu.Unlock()
+		if c.reason == "" && len(denied) > 0 || c.reason != "" && (len(denied) != 1 || !strings.Contains(denied[0], c.reason)) {
+			t.Errorf("%s: as denials are on record %q, want one of %q", c.what, denied, c.reason)
+		}
+	}
+	// What is no HTTP/2 at all.
+	l.mu.Lock()
+	l.entries = nil
+	l.mu.Unlock()
+	conn := tls.Client(in.connect(t, "api.lab", 443), &tls.Config{ServerName: "api.lab", RootCAs: in.roots, NextProtos: []string{"h2"}})
+	io.WriteString(conn, "GET /v1/a HTTP/1.1\r\nHost: api.lab\r\n\r\n")
+	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	io.Copy(io.Discard, conn)
+	conn.Close()
+	eventually(t, "what is no HTTP/2 is on record", func() bool { return l.denied("what was said is no HTTP/2") })
 }

@@ -65,6 +65,7 @@ type Gateway struct {
 	dialer   Dialer
 	inspect  *inspector
 	share    share
+	turns    atomic.Uint64
 
 	mu     sync.Mutex
 	cards  map[string]*card
@@ -127,6 +128,9 @@ type card struct {
 	rules  atomic.Pointer[Rules]
 	vault  atomic.Pointer[vault]
 	ledger *ledger
+	// setting orders those who change the rules, of whom turn was the last.
+	setting sync.Mutex
+	turn    uint64
 
 	mu    sync.Mutex
 	flows map[*flow]bool
@@ -144,6 +148,11 @@ var ErrNotFound = errors.New("the sandbox has no card")
 // the sandbox had before is let go of: it has been started anew. Names keep the addresses that they had for it, or for the sandbox from, whose
 // memory it goes on from.
 func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
+	return g.attach(id, end, r, from, g.turn())
+}
+
+// attach is Attach for a call that came as the turn says.
+func (g *Gateway) attach(id string, end *os.File, r Rules, from string, turn uint64) error {
 	if r.Policy == nil {
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: no policy", id)
@@ -153,7 +162,7 @@ func (g *Gateway) Attach(id string, end *os.File, r Rules, from string) error {
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: %w", id, err)
 	}
-	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), flows: map[*flow]bool{}, from: map[string]int{}}
+	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), turn: turn, flows: map[*flow]bool{}, from: map[string]int{}}
 	c.ledger = newLedger(g.opts.Records, c.write)
 	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())
@@ -226,7 +235,13 @@ func (g *Gateway) drop(c *card) {
 const maxPast = 10000
 
 // SetPolicy changes what a sandbox may do. Flows that it no longer may have end before SetPolicy returns.
-func (g *Gateway) SetPolicy(id string, r Rules) error {
+func (g *Gateway) SetPolicy(id string, r Rules) error { return g.setPolicy(id, r, g.turn()) }
+
+// turn numbers what is asked of the gateway as it comes.
+func (g *Gateway) turn() uint64 { return g.turns.Add(1) }
+
+// setPolicy is SetPolicy for a call that came as the turn says. Policies take their time to be read, and one that came later may be in force by then: it stays.
+func (g *Gateway) setPolicy(id string, r Rules, turn uint64) error {
 	if r.Policy == nil {
 		return fmt.Errorf("sandbox %s: no policy", id)
 	}
@@ -234,7 +249,14 @@ func (g *Gateway) SetPolicy(id string, r Rules) error {
 	if err != nil {
 		return err
 	}
+	c.setting.Lock()
+	if turn < c.turn {
+		c.setting.Unlock()
+		return fmt.Errorf("sandbox %s: policy %q was not put into force: one that came after it is; look at which it is, and set it again if it is to hold", id, r.Policy.Name())
+	}
+	c.turn = turn
 	c.set(r)
+	c.setting.Unlock()
 	c.mu.Lock()
 	flows := make([]*flow, 0, len(c.flows))
 	for f := range c.flows {
@@ -242,7 +264,7 @@ func (g *Gateway) SetPolicy(id string, r Rules) error {
 	}
 	c.mu.Unlock()
 	for _, f := range flows {
-		if v := f.again(r.Policy); !v.Allow {
+		if v := f.again(c.policy()); !v.Allow {
 			f.stop(&deniedError{verdict: v})
 		} else if f.use != nil && !f.wrote.Load() && !f.use.still(c) {
 			f.stop(&deniedError{verdict: policy.Verdict{Reason: "the secret that the request was to be sent with has changed"}})

@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,33 +45,42 @@ const (
 // inspector speaks HTTP with sandboxes, decides on each request, and makes those that may be anew towards the server: nothing but
 // what the standard library has understood goes on.
 type inspector struct {
-	g      *Gateway
-	server *http.Server
-	conns  chan net.Conn
-	done   chan struct{}
-	once   sync.Once
-	proxy  *httputil.ReverseProxy
+	g *Gateway
+	// server speaks HTTP/1, and frames HTTP/2 on connections whose TLS has ended here, so that what it refuses can be seen.
+	server, frames *http.Server
+	conns, framed  chan net.Conn
+	done           chan struct{}
+	once           sync.Once
+	proxy          *httputil.ReverseProxy
 	// answerTime is that constant.
 	answerTime time.Duration
 }
 
 func newInspector(g *Gateway) *inspector {
-	i := &inspector{g: g, conns: make(chan net.Conn), done: make(chan struct{}), answerTime: answerTime}
+	i := &inspector{g: g, conns: make(chan net.Conn), framed: make(chan net.Conn), done: make(chan struct{}), answerTime: answerTime}
 	quiet := slog.NewLogLogger(g.log.Handler(), slog.LevelDebug)
-	i.server = &http.Server{
-		Handler:           http.HandlerFunc(i.handle),
-		ConnContext:       withFlow,
-		ReadHeaderTimeout: headTime,
-		IdleTimeout:       keepTime,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          quiet,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		ConnState: func(c net.Conn, state http.ConnState) {
-			if f := framing.Of(c); f != nil && state == http.StateIdle {
-				f.Idle()
-			}
-		},
+	server := func(speaks func(*http.Protocols)) *http.Server {
+		p := new(http.Protocols)
+		speaks(p)
+		return &http.Server{
+			Handler:                      http.HandlerFunc(i.handle),
+			ConnContext:                  withFlow,
+			ReadHeaderTimeout:            headTime,
+			IdleTimeout:                  keepTime,
+			MaxHeaderBytes:               maxHeader,
+			ErrorLog:                     quiet,
+			HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+			DisableGeneralOptionsHandler: true,
+			Protocols:                    p,
+		}
 	}
+	i.server = server(func(p *http.Protocols) { p.SetHTTP1(true) })
+	i.server.ConnState = func(c net.Conn, state http.ConnState) {
+		if f := framing.Of(c); f != nil && state == http.StateIdle {
+			f.Idle()
+		}
+	}
+	i.frames = server(func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) })
 	i.proxy = &httputil.ReverseProxy{
 		Rewrite:        func(*httputil.ProxyRequest) {},
 		Transport:      roundTripper{},
@@ -80,29 +90,37 @@ func newInspector(g *Gateway) *inspector {
 		ModifyResponse: answered,
 		BufferPool:     &buffers{},
 	}
-	go i.server.Serve(i)
+	go i.server.Serve(&handover{i, i.conns})
+	go i.frames.Serve(&handover{i, i.framed})
 	return i
 }
 
-// Accept, Close and Addr make the inspector the listener of its server.
-func (i *inspector) Accept() (net.Conn, error) {
+// handover is the listener of a server.
+type handover struct {
+	i     *inspector
+	conns chan net.Conn
+}
+
+// Accept implements [net.Listener].
+func (h *handover) Accept() (net.Conn, error) {
 	select {
-	case c := <-i.conns:
+	case c := <-h.conns:
 		return c, nil
-	case <-i.done:
+	case <-h.i.done:
 		return nil, net.ErrClosed
 	}
 }
 
 // Close ends Accept.
-func (i *inspector) Close() error { i.once.Do(func() { close(i.done) }); return nil }
+func (h *handover) Close() error { h.i.once.Do(func() { close(h.i.done) }); return nil }
 
 // Addr is of no use.
-func (i *inspector) Addr() net.Addr { return &net.TCPAddr{} }
+func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }
 
 func (i *inspector) close() {
-	i.Close()
+	i.once.Do(func() { close(i.done) })
 	i.server.Close()
+	i.frames.Close()
 }
 
 // flowConn is a connection in the server's hands.
@@ -144,12 +162,17 @@ func (c *flowConn) CloseWrite() error { return closeWrite(c.Conn) }
 type (
 	flowKey    struct{}
 	framingKey struct{}
+	framesKey  struct{}
 )
 
 // withFlow gives the requests of a connection its flow.
 func withFlow(ctx context.Context, c net.Conn) context.Context {
 	if f := framing.Of(c); f != nil {
 		ctx = context.WithValue(ctx, framingKey{}, f)
+		c = f.Conn
+	}
+	if f, ok := c.(*framing.Frames); ok {
+		ctx = context.WithValue(ctx, framesKey{}, f)
 		c = f.Conn
 	}
 	if t, ok := c.(*tls.Conn); ok {
@@ -161,7 +184,7 @@ func withFlow(ctx context.Context, c net.Conn) context.Context {
 // serve speaks plain HTTP on a connection until it ends.
 func (i *inspector) serve(f *flow, c net.Conn) {
 	fc := &flowConn{Conn: c, f: f, ended: make(chan struct{})}
-	i.run(fc, framing.New(fc))
+	i.run(fc, framing.New(fc), i.conns)
 }
 
 // serveTLS speaks HTTP on a TLS connection, for which it has a certificate of its own.
@@ -194,15 +217,24 @@ func (i *inspector) serveTLS(f *flow, c net.Conn) {
 		i.ended(f)
 		return
 	}
-	i.run(fc, ready)
+	if t, ok := ready.(*tls.Conn); ok { // on which HTTP/2 was agreed
+		i.run(fc, framing.NewFrames(t, func(r framing.Refusal) {
+			e := f.entry("http.deny")
+			e.Status, e.Reason = r.Status, "the request was refused by the HTTP/2 server: "+r.Text
+			f.card.refuse(e)
+		}), i.framed)
+		return
+	}
+	i.run(fc, ready, i.conns)
 }
 
-func (i *inspector) run(fc *flowConn, c net.Conn) {
+// run has a server speak on a connection until it ends.
+func (i *inspector) run(fc *flowConn, c net.Conn, server chan net.Conn) {
 	if said := framing.Of(c); said != nil {
 		said.OnRefusal(func(r framing.Refusal) { notUnderstood(fc.f, r) })
 	}
 	select {
-	case i.conns <- c:
+	case server <- c:
 	case <-i.done:
 		return
 	case <-fc.f.life.Done():
@@ -216,11 +248,19 @@ func (i *inspector) run(fc *flowConn, c net.Conn) {
 	i.ended(fc.f)
 }
 
-// notUnderstood records a request that nobody has handled, since the server did not understand it.
+// notUnderstood records a request that nobody has handled, since the server did not understand it, or since it was never whole.
 func notUnderstood(f *flow, r framing.Refusal) {
 	e := f.entry("http.deny")
-	e.Status, e.Method = r.Status, r.Method
-	// What follows the path may be a secret of somebody's.
+	if r.Left {
+		e.Action, e.Reason = "http.fail", "the client left before its request was whole"
+		f.card.record(e)
+		return
+	}
+	e.Status = r.Status
+	// What is no request may be anything, and so may what follows the path: a secret of somebody's.
+	if slices.Contains(methodsTold, r.Method) {
+		e.Method = r.Method
+	}
 	if path, _, _ := strings.Cut(r.Target, "?"); strings.HasPrefix(path, "/") {
 		e.Path = path[:min(len(path), maxPathTold)]
 	}
@@ -230,6 +270,9 @@ func notUnderstood(f *flow, r framing.Refusal) {
 	}
 	f.card.refuse(e)
 }
+
+// methodsTold are those that are put on record of a request that is not understood.
+var methodsTold = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE"}
 
 // maxPathTold is how much of the path of a request that is not understood is put on record.
 const maxPathTold = 2000
@@ -249,8 +292,14 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	conn := r.Context().Value(flowKey{}).(*flow)
 	c := conn.card
 	started := time.Now()
+	if f, ok := r.Context().Value(framesKey{}).(*framing.Frames); ok {
+		w = &answeringWriter{w, f}
+	}
 	e := conn.entry("http.request")
-	e.Method, e.Path = r.Method, r.URL.Path
+	e.Path = r.URL.Path
+	if validMethod(r.Method) { // else it may be anything
+		e.Method = r.Method
+	}
 	refuse := func(status int, v policy.Verdict) {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, v.Reason, status
 		c.refuse(e)
@@ -400,7 +449,7 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 		return http.StatusBadRequest, errors.New("the method is no word in capitals")
 	case r.ProtoMajor == 1 && r.URL.IsAbs():
 		return http.StatusBadRequest, errors.New("the request target names a host itself, as to a proxy")
-	case !strings.HasPrefix(r.URL.Path, "/") && !(r.Method == http.MethodOptions && r.RequestURI == "*"):
+	case !strings.HasPrefix(r.URL.Path, "/"): // as OPTIONS has it that is for a whole server
 		return http.StatusBadRequest, errors.New("the path does not begin with /")
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
@@ -626,6 +675,23 @@ type outcome struct {
 // refused notes why a request was denied after it had been allowed.
 func (f *flow) refused(reason string) { f.outcome.Store(&outcome{action: "http.deny", reason: reason}) }
 
+// Of a request that its client gave up: whether anything of it may have reached the server, which is what somebody asks who reads the record.
+const (
+	givenUpBefore = "the request was given up before anything of it was sent"
+	givenUpDuring = "the request was given up when it was about to be sent, and the server may have got it"
+	givenUpAfter  = "the request was given up after it had been sent to the server"
+)
+
+func (f *flow) givenUp() string {
+	switch {
+	case f.wrote.Load():
+		return givenUpAfter
+	case f.addr.Load() != nil: // a connection was its own
+		return givenUpDuring
+	}
+	return givenUpBefore
+}
+
 // failed answers for a server that could not be asked.
 func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	f := r.Context().Value(flowKey{}).(*flow)
@@ -643,6 +709,9 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var o *outcome
 	deny := func(reason string) *outcome { return &outcome{action: "http.deny", reason: reason} }
 	fault, faulty := framing.IsFault(err)
+	if said, ok := r.Context().Value(framingKey{}).(*framing.Conn); ok && errors.Is(err, context.Canceled) {
+		fault, faulty = framing.IsFault(said.Fault())
+	}
 	switch {
 	case faulty:
 		// It came after the head, which is with the server already; its connection is closed.
@@ -675,7 +744,7 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &t) && t.Timeout():
 		status, text = http.StatusGatewayTimeout, "the server took too long to answer"
 	case errors.Is(err, context.Canceled) && context.Cause(f.life) != nil:
-		text = "the request was given up"
+		text = f.givenUp()
 	}
 	if o == nil {
 		o = &outcome{action: "http.fail", reason: text}
@@ -696,6 +765,20 @@ func say(w http.ResponseWriter, status int, text string) {
 	w.WriteHeader(status)
 	fmt.Fprintf(w, "warren: %s\n", text)
 }
+
+// answeringWriter tells a connection of HTTP/2 which answers are not the server's own.
+type answeringWriter struct {
+	http.ResponseWriter
+	frames *framing.Frames
+}
+
+func (w *answeringWriter) WriteHeader(status int) {
+	w.frames.Answering(status)
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets the proxy flush.
+func (w *answeringWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // statusWriter remembers the status.
 type statusWriter struct {

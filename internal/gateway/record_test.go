@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -242,5 +243,42 @@ func TestStopAtTheEnd(t *testing.T) {
 			}
 		}
 		c.mu.Unlock()
+	}
+}
+
+// TestGivenUpOnRecord has a client leave while a server thinks: on record is that the server had got the request, over both kinds of HTTP.
+func TestGivenUpOnRecord(t *testing.T) {
+	l := newLab(t)
+	l.name("slow.lab", "11.1.1.1")
+	arrived := make(chan struct{}, 1)
+	think := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		<-r.Context().Done()
+	})
+	l.web("11.1.1.1:80", think)
+	l.web("11.1.1.1:443", think, "slow.lab")
+	in := l.sandbox("one", "allow:\n  - {host: slow.lab, protocol: http, inspect: true}\n  - {host: slow.lab, inspect: true}\n")
+	for _, url := range []string{"http://slow.lab/x", "https://slow.lab/x"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			<-arrived
+			cancel()
+		}()
+		if _, err := in.client().Do(req); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		eventually(t, url+" is on record", func() bool { return l.has("http.fail", "slow.lab") })
+		l.mu.Lock()
+		for _, e := range l.entries {
+			if e.Action == "http.fail" && (e.Reason != givenUpAfter || e.Path != "/x") {
+				t.Errorf("%s: on record is %+v", url, e)
+			}
+		}
+		l.entries = nil
+		l.mu.Unlock()
 	}
 }

@@ -58,7 +58,7 @@ func (s *Server) Serve() {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		go s.handle(c)
+		go s.handle(c, s.g.turn())
 	}
 	<-s.over
 }
@@ -93,7 +93,8 @@ func (s *Server) endWhenIdle() {
 	}
 }
 
-func (s *Server) handle(c *net.UnixConn) {
+// handle answers a call that came as the turn says.
+func (s *Server) handle(c *net.UnixConn, turn uint64) {
 	defer c.Close()
 	if err := companion.SameUser(c); err != nil {
 		s.log.Warn("refused a connection", "error", err)
@@ -118,7 +119,7 @@ func (s *Server) handle(c *net.UnixConn) {
 	s.mu.Lock()
 	s.lastUse = time.Now()
 	s.mu.Unlock()
-	r, out, err := s.do(&req, files)
+	r, out, err := s.do(&req, files, turn)
 	if err != nil {
 		r = &control.Response{Error: err.Error(), Kind: kindOf(err)}
 	} else {
@@ -219,7 +220,7 @@ func kindOf(err error) string {
 var errPolicy = errors.New("the policy cannot be used")
 
 // do carries a call out. What it takes of files it sets to nil.
-func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, []*os.File, error) {
+func (s *Server) do(req *control.Request, files []*os.File, turn uint64) (*control.Response, []*os.File, error) {
 	switch req.Op {
 	case control.OpHold:
 		r := &control.Response{Version: control.Version, Build: s.build}
@@ -278,7 +279,7 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 	}
 	switch req.Op {
 	case control.OpPolicy:
-		return &control.Response{}, nil, s.g.SetPolicy(req.ID, p)
+		return &control.Response{}, nil, s.g.setPolicy(req.ID, p, turn)
 	case control.OpAdopt:
 		if len(files) != 1 {
 			return nil, nil, fmt.Errorf("a card with %d descriptors", len(files))
@@ -290,7 +291,7 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 			end.Close()
 			return nil, nil, err
 		}
-		return &control.Response{}, nil, s.g.Attach(req.ID, end, p, req.From)
+		return &control.Response{}, nil, s.g.attach(req.ID, end, p, req.From, turn)
 	}
 	inside, outside, err := NewCard()
 	if err != nil {
@@ -298,7 +299,7 @@ func (s *Server) do(req *control.Request, files []*os.File) (*control.Response, 
 	}
 	copied, err := duplicate(outside)
 	if err == nil {
-		err = s.g.Attach(req.ID, outside, p, req.From)
+		err = s.g.attach(req.ID, outside, p, req.From, turn)
 	} else {
 		outside.Close()
 	}
