@@ -306,17 +306,6 @@ func (e *Engine) within(ctx context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel() }
 }
 
-// roomForSnapshot takes from the disk what a snapshot may need, as a pause does.
-func (e *Engine) roomForSnapshot(ctx context.Context, sb *sandbox, r SnapshotRequest) (give func(), err error) {
-	e.mu.Lock()
-	row := sb.row
-	e.mu.Unlock()
-	if _, err := e.snapshotter(row.Driver); err != nil || r.FilesOnly || State(row.State) != Running {
-		return func() {}, e.diskRoom(0)
-	}
-	return e.takeDisk(ctx, &row)
-}
-
 // Snapshot keeps the instant of a sandbox, which runs on, or is paused. When ctx ends nothing is kept.
 func (e *Engine) Snapshot(ctx context.Context, c Caller, r SnapshotRequest, progress func(Progress)) (*Snapshot, error) {
 	if r.Name != "" {
@@ -345,12 +334,10 @@ func (e *Engine) Snapshot(ctx context.Context, c Caller, r SnapshotRequest, prog
 	if err != nil {
 		return nil, err
 	}
-	give, err := e.roomForSnapshot(ctx, sb, r)
-	if err != nil {
+	if err := e.diskRoom(0); err != nil { // how much more it needs shows when its pages have been compared
 		e.finish(sb, op, err)
 		return nil, fmt.Errorf("snapshot of sandbox %s: %w", sb.label(), err)
 	}
-	defer give()
 	p, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, name: r.Name, filesOnly: r.FilesOnly, tell: progress})
 	if err != nil {
 		err = e.cut(ctx, "snapshot", sb, err)

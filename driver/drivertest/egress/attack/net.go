@@ -141,13 +141,49 @@ func secure(c net.Conn, err error, sni string, texts ...string) string {
 	for _, text := range texts {
 		tell(c, text) // it may not come to that
 	}
+	t, err := handshake(c, sni)
+	return say(t, err, texts...)
+}
+
+// handshake begins TLS, or closes the connection.
+func handshake(c net.Conn, sni string) (net.Conn, error) {
 	c.SetDeadline(time.Now().Add(2 * wait))
 	t := tls.Client(c, &tls.Config{ServerName: sni, InsecureSkipVerify: true, MinVersion: tls.VersionTLS10})
 	if err := t.Handshake(); err != nil {
 		c.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// inTurn makes requests over one connection, each when the answer to the one before has come whole.
+func inTurn(c net.Conn, err error, sni string, texts ...string) string {
+	if err != nil {
 		return err.Error()
 	}
-	return say(t, nil, texts...)
+	t, err := handshake(c, sni)
+	if err != nil {
+		return err.Error()
+	}
+	defer t.Close()
+	var got strings.Builder
+	for r := bufio.NewReader(t); len(texts) > 0; texts = texts[1:] {
+		tell(t, texts[0])
+		t.SetDeadline(time.Now().Add(2 * wait))
+		if _, err := io.WriteString(t, texts[0]); err != nil {
+			return fmt.Sprintf("%s, then %v", got.String(), err)
+		}
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			return fmt.Sprintf("%s, then %v", got.String(), err)
+		}
+		body, err := io.ReadAll(io.LimitReader(res.Body, 4096))
+		fmt.Fprintf(&got, "%s %s %q; ", res.Proto, res.Status, body)
+		if err != nil {
+			return fmt.Sprintf("%s, then %v", got.String(), err)
+		}
+	}
+	return got.String()
 }
 
 // request is a GET of HTTP/1.1.

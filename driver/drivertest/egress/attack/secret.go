@@ -170,14 +170,14 @@ func answer(kind string) ([]byte, error) {
 func reused() []try {
 	return []try{{"a second request of a connection, to a path that is not granted", []string{egress.Used("/other")}, func() string {
 		c, err := dial(egress.Bank, 443)
-		return secure(c, err, egress.Bank, request(egress.Bank, "/echo/plain", bearer()), request(egress.Bank, "/other", bearer()))
+		return inTurn(c, err, egress.Bank, request(egress.Bank, "/echo/plain", bearer()), request(egress.Bank, "/other", bearer()))
 	}}, {"the same without the token", []string{egress.Used("/another")}, func() string {
 		c, err := dial(egress.Bank, 443)
 		second := request(egress.Bank, "/another")
 		if strings.HasPrefix(token(), egress.TwinPrefix) {
 			second = request(egress.Bank, "/another", bearer()) // what a gateway that did not ask again would make of it
 		}
-		return secure(c, err, egress.Bank, request(egress.Bank, "/echo/plain", bearer()), second)
+		return inTurn(c, err, egress.Bank, request(egress.Bank, "/echo/plain", bearer()), second)
 	}}}
 }
 
