@@ -327,11 +327,6 @@ func testSnapshotStreams(t *testing.T, c *ctx) {
 	g := c.guest(id)
 	for _, what := range []string{"a sandbox", "a copy", "a copy of a copy"} {
 		p := g.start(c, Command{Args: []string{"/bin/sh", "-c", "n=0; while :; do n=$((n+1)); echo $n; sleep 0.01; done"}})
-		silent, err := c.d.Dial(c, id, warren.GuestPort)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer silent.Close()
 		next := 0
 		// follow reads the numbers up to one; none may be missing.
 		follow := func(when string) {
@@ -349,6 +344,12 @@ func testSnapshotStreams(t *testing.T, c *ctx) {
 		follow("before any snapshot")
 		var dir string
 		for range 3 {
+			// Anew each time, for the guest waits for a request for so long and no longer.
+			silent, err := c.d.Dial(c, id, warren.GuestPort)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer silent.Close()
 			dir, _ = c.snapshot(id, false)
 			follow("after a snapshot")
 			c.snapshot(id, true)
@@ -356,12 +357,12 @@ func testSnapshotStreams(t *testing.T, c *ctx) {
 				t.Fatal(err)
 			}
 			follow("after a snapshot with freeze, and Thaw")
-		}
-		if _, err := io.WriteString(silent, "GET /health HTTP/1.0\r\n\r\n"); err != nil {
-			t.Errorf("%s: a connection that was silent: %v", what, err)
-		}
-		if answer, err := io.ReadAll(silent); !strings.Contains(string(answer), " 204 ") {
-			t.Errorf("%s: a connection that was silent answers %q, %v", what, answer, err)
+			if _, err := io.WriteString(silent, "GET /health HTTP/1.0\r\n\r\n"); err != nil {
+				t.Errorf("%s: a connection that was silent: %v", what, err)
+			}
+			if answer, err := io.ReadAll(silent); !strings.Contains(string(answer), " 204 ") {
+				t.Errorf("%s: a connection that was silent answers %q, %v", what, answer, err)
+			}
 		}
 		s := c.spec()
 		c.restore(s, dir)
