@@ -924,8 +924,9 @@ func TestBodies(t *testing.T) {
 			w.WriteHeader(200)
 			io.Copy(w, req.Body)
 		})
-		step := make(chan bool)
+		steps := make(chan chan bool, 1) // one for each stream: one that has just been left takes none of the next
 		r.listen(boxA, 3001, func(w http.ResponseWriter, req *http.Request) {
+			step := <-steps
 			w.Header().Set("Content-Type", "text/event-stream")
 			for i := 0; ; i++ {
 				fmt.Fprintf(w, "data: %d\n\n", i)
@@ -961,6 +962,8 @@ func TestBodies(t *testing.T) {
 				t.Fatal(err)
 			}
 			req.Header.Set("Accept", accept)
+			step := make(chan bool)
+			steps <- step
 			res, err := c.Do(req)
 			if err != nil {
 				t.Fatal(err)
