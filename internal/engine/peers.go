@@ -155,7 +155,7 @@ func (e *Engine) tellPeers(ctx context.Context, n ownedName) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, tellWait)
 	defer cancel()
-	err := error(nil)
+	var err error
 	select {
 	case e.telling <- struct{}{}:
 		err = e.opts.Network.SetPeers(ctx, e.peerNetworks(n.key())[n.key()])
@@ -175,13 +175,13 @@ func (e *Engine) tellPeers(ctx context.Context, n ownedName) error {
 
 // movedPeer tells the gateway that a sandbox has gone from one private network to another, or has another name. When the gateway cannot be told
 // now, it is as soon as it can; until then whoever repeats the call hears of it again.
-func (e *Engine) movedPeer(ctx context.Context, from, to ownedName) error {
+func (e *Engine) movedPeer(ctx context.Context, owner string, from, to ownedName) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellWait)
 	defer cancel()
 	tell := []ownedName{from, to}
 	e.mu.Lock()
 	for n := range e.untold {
-		if n.owner == cmp.Or(from.owner, to.owner, n.owner) {
+		if n.owner == owner {
 			tell = append(tell, n)
 		}
 	}

@@ -146,6 +146,19 @@ func TestPeers(t *testing.T) {
 			t.Errorf("a change that the gateway does not hear of: %v", err)
 		}
 	}
+	// It is no matter of others, nor of what has no private network.
+	renamed := "other"
+	if _, err := r.Update(ctx, alice, UpdateRequest{ID: "db", Name: &renamed}); err != nil {
+		t.Errorf("another name of what is in no network: %v", err)
+	}
+	if _, err := r.Update(ctx, alice, UpdateRequest{ID: "other", Name: &back}); err != nil {
+		t.Error(err)
+	}
+	r.create(bob, Spec{Name: "alone", Policy: NoNetwork})
+	if _, err := r.Update(ctx, bob, UpdateRequest{ID: "alone", PrivateNetwork: &none}); err != nil {
+		t.Errorf("somebody else's: %v", err)
+	}
+	r.delete(bob, "alone")
 	if sb, err := r.Get(ctx, alice, "db"); err != nil || sb.PrivateNetwork != "" {
 		t.Errorf("written is %+v, %v", sb, err)
 	}

@@ -510,11 +510,11 @@ func (e *Engine) Update(ctx context.Context, c Caller, r UpdateRequest) (*Sandbo
 	was := sb.network()
 	e.mu.Unlock()
 	v, err := e.update(ctx, c, sb, r)
-	if err == nil && (r.PrivateNetwork != nil || r.Name != nil) {
+	if err == nil && (r.PrivateNetwork != nil || r.Name != nil && was.name != "") {
 		e.mu.Lock()
 		is := sb.network()
 		e.mu.Unlock()
-		if err = e.movedPeer(ctx, was, is); err != nil {
+		if err = e.movedPeer(ctx, sb.row.Owner, was, is); err != nil {
 			err = fmt.Errorf("sandbox %s: it is written, and not in force until the gateway can be told: %w", sb.label(), err)
 		}
 	}
