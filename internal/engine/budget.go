@@ -137,21 +137,11 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 	e.mu.Lock()
 	row := p.row
 	handed := p.handed || row.State != snapReady // else a crash came after the transaction, or it never counted
-	var others []*store.Snapshot
-	var memories []warren.SnapshotID
-	var files memoryFiles // of memories and of this one
-	for _, q := range e.snaps {
-		if q != p && q.row.State == snapReady && !q.row.Transient && !q.handed {
-			other := q.row
-			others = append(others, &other)
-			if shareMemory(&row, &other) {
-				memories = append(memories, other.ID)
-			}
-		}
-	}
+	others := e.counting(row.ID)
 	e.mu.Unlock()
 	row.State = snapDeleting
 	var heirs []*store.Snapshot // with what they count for from now on
+	var files memoryFiles
 	if !handed {
 		near := func(q *store.Snapshot) int {
 			switch {
@@ -178,12 +168,8 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 				may:  func(q *store.Snapshot) bool { return shareMemory(&row, q) },
 				usage: func(q *store.Snapshot) (total, shared int64, err error) {
 					if files == nil {
-						files = memoryFiles{}
-						for _, id := range append(memories, row.ID) {
-							if err := files.add(e.memoryDir(id)); err != nil {
-								files = nil
-								return 0, 0, err
-							}
+						if files, err = e.memoryFilesOf(&row, append(others, &row)); err != nil {
+							return 0, 0, err
 						}
 					}
 					return memoryUsage(e.memoryDir(q.ID), files.several)
@@ -220,6 +206,17 @@ func (e *Engine) release(ctx context.Context, p *snapshot) error {
 	}
 	p.handed = true
 	return err
+}
+
+// counting returns copies of the snapshots that count, but for one. The caller holds mu.
+func (e *Engine) counting(but warren.SnapshotID) (all []*store.Snapshot) {
+	for _, q := range e.snaps {
+		if q.row.ID != but && q.row.State == snapReady && !q.row.Transient && !q.handed {
+			row := q.row
+			all = append(all, &row)
+		}
+	}
+	return all
 }
 
 // share is a part of what snapshots count for, which they may have in common.

@@ -222,9 +222,18 @@ func anywhere(*syscall.Stat_t) bool { return true }
 // where a snapshot has its files too, and so is of no matter to what snapshots count for.
 type memoryFiles map[uint64]int
 
-func (m memoryFiles) add(dir string) error {
-	_, _, err := memoryUsage(dir, func(st *syscall.Stat_t) bool { m[st.Ino]++; return false })
-	return err
+// memoryFilesOf counts for those of all that may share with row, which may be one of them.
+func (e *Engine) memoryFilesOf(row *store.Snapshot, all []*store.Snapshot) (memoryFiles, error) {
+	m := memoryFiles{}
+	for _, q := range all {
+		if !shareMemory(row, q) {
+			continue
+		}
+		if _, _, err := memoryUsage(e.memoryDir(q.ID), func(st *syscall.Stat_t) bool { m[st.Ino]++; return false }); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
 }
 
 // several says that more than one has a file.
@@ -237,21 +246,14 @@ func shareMemory(a, b *store.Snapshot) bool {
 
 // ownMemory returns how much of the memory image of a snapshot no other has that counts. The caller holds sharing.
 func (e *Engine) ownMemory(row *store.Snapshot) (int64, error) {
-	var ids []warren.SnapshotID
 	e.mu.Lock()
-	for _, q := range e.snaps {
-		if q.row.ID != row.ID && q.row.State == snapReady && !q.row.Transient && !q.handed && shareMemory(row, &q.row) {
-			ids = append(ids, q.row.ID)
-		}
-	}
+	others := e.counting(row.ID)
 	e.mu.Unlock()
-	others := memoryFiles{}
-	for _, id := range ids {
-		if err := others.add(e.memoryDir(id)); err != nil {
-			return 0, err
-		}
+	files, err := e.memoryFilesOf(row, others)
+	if err != nil {
+		return 0, err
 	}
-	total, shared, err := memoryUsage(e.memoryDir(row.ID), func(st *syscall.Stat_t) bool { return others[st.Ino] > 0 })
+	total, shared, err := memoryUsage(e.memoryDir(row.ID), func(st *syscall.Stat_t) bool { return files[st.Ino] > 0 })
 	return total - shared, err
 }
 
