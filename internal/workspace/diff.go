@@ -302,13 +302,9 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 			return nil, err
 		}
 	}
-	if err := ch.afford(o.budget); err != nil {
-		return nil, err
-	}
+	ch.afford(o.budget)
 	if o.since != nil {
-		if err := ch.compareHeld(); err != nil {
-			return nil, err
-		}
+		ch.compareHeld()
 	}
 	if add := append(ch.add, ch.nested...); len(add) > 0 {
 		slices.Sort(add)

@@ -280,9 +280,9 @@ func (c *changes) stamp(name string) (string, int64) {
 }
 
 // afford leaves out the largest of the files that are more than budget together.
-func (c *changes) afford(budget int64) error {
+func (c *changes) afford(budget int64) {
 	if budget == 0 {
-		return nil
+		return
 	}
 	all := append(slices.Clone(c.add), c.nested...)
 	slices.SortFunc(all, func(a, b string) int { return cmp.Or(cmp.Compare(c.sizes[a], c.sizes[b]), cmp.Compare(a, b)) })
@@ -294,17 +294,15 @@ func (c *changes) afford(budget int64) error {
 	}
 	out := func(n string) bool { return over[n] }
 	c.add, c.nested = slices.DeleteFunc(c.add, out), slices.DeleteFunc(c.nested, out)
-	return nil
 }
 
 // compareHeld finds out which of the files changed that the mark has by their stamps.
-func (c *changes) compareHeld() error {
+func (c *changes) compareHeld() {
 	for _, name := range slices.Sorted(maps.Keys(c.since.held)) {
 		if now, size := c.stamp(name); now != c.since.held[name] {
 			c.large = append(c.large, fmt.Sprintf("%s (%d MiB)", printable(name), size>>20))
 		}
 	}
-	return nil
 }
 
 // there reports whether the directory still is where it was made.
