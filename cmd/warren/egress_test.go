@@ -49,7 +49,7 @@ func attackProgram(t *testing.T, n *internet) string {
 	}
 	b, err := os.ReadFile(path)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "attack"), b, 0o755)
+		err = testenv.WriteProgram(filepath.Join(dir, "attack"), b)
 	}
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "roots.pem"), n.roots, 0o644)

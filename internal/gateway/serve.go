@@ -147,6 +147,9 @@ func left(c *net.UnixConn) bool {
 		rc.Control(func(fd uintptr) {
 			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 			n, err := unix.Poll(fds, 0)
+			for err == unix.EINTR {
+				n, err = unix.Poll(fds, 0)
+			}
 			gone = err == nil && n == 1 && fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP) != 0
 		})
 	}

@@ -473,7 +473,7 @@ func TestBootstrapStandIn(t *testing.T) {
 	}
 	stand := func(end string) {
 		script := "#!/bin/sh\necho \"args: $* tmp: $TMPDIR\" >&2\ncat " + data + "\n" + end + "\n"
-		if err := os.WriteFile(filepath.Join(bin, "mmdebstrap"), []byte(script), 0o755); err != nil {
+		if err := testenv.WriteProgram(filepath.Join(bin, "mmdebstrap"), []byte(script)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -299,8 +299,7 @@ func kms(t testing.TB, script string) KMS {
 	t.Helper()
 	testenv.NeedsTool(t, "sh", "od", "tr", "cat")
 	path := filepath.Join(t.TempDir(), "kms")
-	// No test that runs a KMS is parallel: a fork would inherit this descriptor, and the script be busy.
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+	if err := testenv.WriteProgram(path, []byte("#!/bin/sh\n"+script)); err != nil {
 		t.Fatal(err)
 	}
 	return KMS{Command: path, ID: "lab", Timeout: 10 * time.Second}

@@ -84,7 +84,9 @@ func TestUnixPeer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		os.WriteFile(exe, data, 0o755)
+		if err := testenv.WriteProgram(exe, data); err != nil {
+			t.Fatal(err)
+		}
 		cmd := exec.Command(exe)
 		cmd.Env = append(os.Environ(), childEnv+"="+s.Socket)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

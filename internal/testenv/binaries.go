@@ -121,3 +121,11 @@ func Build(dir, name, pkg string) (string, error) {
 	}
 	return path, nil
 }
+
+// WriteProgram writes a file that the test then runs. A process that another goroutine starts meanwhile would inherit the descriptor
+// until its own exec, and the kernel runs no file that somebody can write to (ETXTBSY): none is started while it is open.
+func WriteProgram(path string, data []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, data, 0o755)
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/repo"
+	"github.com/warren-sandbox/warren/internal/testenv"
 	"github.com/warren-sandbox/warren/internal/workspace"
 )
 
@@ -40,7 +41,7 @@ func (c *canary) command(name string) string {
 // program returns a program.
 func (c *canary) program(name string) string {
 	p := filepath.Join(c.t.TempDir(), name)
-	if err := os.WriteFile(p, []byte("#!/bin/sh\ntouch "+c.dir+"/"+name+"\n"), 0o755); err != nil {
+	if err := testenv.WriteProgram(p, []byte("#!/bin/sh\ntouch "+c.dir+"/"+name+"\n")); err != nil {
 		c.t.Fatal(err)
 	}
 	for d := filepath.Dir(p); d != "/" && d != os.TempDir(); d = filepath.Dir(d) {
@@ -145,7 +146,7 @@ func (c *canary) poison(gitDir string) {
 			if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(p, []byte("#!/bin/sh\ntouch "+c.dir+"/hook-"+h+"\n"), 0o755); err != nil {
+			if err := testenv.WriteProgram(p, []byte("#!/bin/sh\ntouch "+c.dir+"/hook-"+h+"\n")); err != nil {
 				t.Fatal(err)
 			}
 		}

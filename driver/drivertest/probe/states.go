@@ -115,6 +115,15 @@ func holdStates(args []string) error {
 
 var errClosed = errors.New("closed")
 
+// again makes a call until no signal interrupts it: the runtime sends itself some to have goroutines take turns.
+func again[T any](call func() (T, error)) (T, error) {
+	for {
+		if r, err := call(); err != unix.EINTR {
+			return r, err
+		}
+	}
+}
+
 func wantf(ok bool, format string, args ...any) error {
 	if ok {
 		return nil
@@ -289,10 +298,7 @@ func blockedReadState(*holder) (func() error, error) {
 	got := make(chan string, 1)
 	go func() {
 		b := make([]byte, 16)
-		n, err := unix.Read(p[0], b)
-		for err == unix.EINTR {
-			n, err = unix.Read(p[0], b)
-		}
+		n, err := again(func() (int, error) { return unix.Read(p[0], b) })
 		got <- fmt.Sprint(string(b[:max(n, 0)]), err)
 	}()
 	return func() error {
@@ -446,7 +452,7 @@ func ptraceState(*holder) (func() error, error) {
 			return err
 		}
 		var ws unix.WaitStatus
-		if _, err := unix.Wait4(cmd.Process.Pid, &ws, 0, nil); err != nil || !ws.Stopped() {
+		if _, err := again(func() (int, error) { return unix.Wait4(cmd.Process.Pid, &ws, 0, nil) }); err != nil || !ws.Stopped() {
 			return fmt.Errorf("it does not stop: %v %v", ws, err)
 		}
 		return nil
@@ -463,7 +469,7 @@ func ptraceState(*holder) (func() error, error) {
 				return err
 			}
 			var ws unix.WaitStatus
-			_, err := unix.Wait4(cmd.Process.Pid, &ws, 0, nil)
+			_, err := again(func() (int, error) { return unix.Wait4(cmd.Process.Pid, &ws, 0, nil) })
 			return wantf(err == nil && ws.ExitStatus() == 5, "it ends with %v, %v", ws, err)
 		})
 	}, nil
@@ -480,13 +486,13 @@ func pidfdState(*holder) (func() error, error) {
 	}
 	return func() error {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		if n, err := unix.Poll(p, 0); n != 0 || err != nil {
+		if n, err := again(func() (int, error) { return unix.Poll(p, 0) }); n != 0 || err != nil {
 			return fmt.Errorf("it says that the process has ended: %d %v", n, err)
 		}
 		if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
 			return err
 		}
-		n, err := unix.Poll(p, 5000)
+		n, err := again(func() (int, error) { return unix.Poll(p, 5000) })
 		cmd.Wait()
 		return wantf(n == 1 && err == nil, "poll: %d %v", n, err)
 	}, nil
@@ -595,12 +601,12 @@ func socketpairState(*holder) (func() error, error) {
 	return func() error {
 		unix.Write(fds[0], []byte("two"))
 		b := make([]byte, 16)
-		n, err := unix.Read(fds[1], b)
+		n, err := again(func() (int, error) { return unix.Read(fds[1], b) })
 		if string(b[:max(n, 0)]) != "onetwo" {
 			return fmt.Errorf("read %q, %v", b[:max(n, 0)], err)
 		}
 		unix.Write(fds[1], []byte("back"))
-		n, err = unix.Read(fds[0], b)
+		n, err = again(func() (int, error) { return unix.Read(fds[0], b) })
 		return wantf(string(b[:max(n, 0)]) == "back", "read %q, %v", b[:max(n, 0)], err)
 	}, nil
 }
@@ -900,7 +906,7 @@ func sharedAnonymousState(*holder) (func() error, error) {
 		now := atomic.LoadUint32(word)
 		unix.Kill(pid, unix.SIGKILL)
 		var ws unix.WaitStatus
-		unix.Wait4(pid, &ws, 0, nil)
+		again(func() (int, error) { return unix.Wait4(pid, &ws, 0, nil) })
 		return wantf(now > before+5, "what the other process writes does not arrive")
 	}, nil
 }
@@ -1144,7 +1150,9 @@ func maskState(*holder) (func() error, error) {
 				return errors.New("it is no longer blocked")
 			}
 			t := unix.Timespec{Sec: 1}
-			s, err := sysCall(unix.SYS_RT_SIGTIMEDWAIT, uintptr(unsafe.Pointer(set)), 0, uintptr(unsafe.Pointer(&t)), 8)
+			s, err := again(func() (uintptr, error) {
+				return sysCall(unix.SYS_RT_SIGTIMEDWAIT, uintptr(unsafe.Pointer(set)), 0, uintptr(unsafe.Pointer(&t)), 8)
+			})
 			return wantf(syscall.Signal(s) == lastSignal, "pending is %d, %v", int(s), err)
 		})
 	}, nil
@@ -1188,7 +1196,7 @@ func timerfdState(*holder) (func() error, error) {
 		}
 		b := make([]byte, 8)
 		for range 3 {
-			if _, err := unix.Read(fds[1], b); err != nil {
+			if _, err := again(func() (int, error) { return unix.Read(fds[1], b) }); err != nil {
 				return err
 			}
 		}
@@ -1246,11 +1254,11 @@ func epollState(*holder) (func() error, error) {
 	}
 	return func() error {
 		events := make([]unix.EpollEvent, 4)
-		if n, err := unix.EpollWait(ep, events, 0); n != 0 || err != nil {
+		if n, err := again(func() (int, error) { return unix.EpollWait(ep, events, 0) }); n != 0 || err != nil {
 			return fmt.Errorf("it is ready too early: %d %v", n, err)
 		}
 		unix.Write(p[1], []byte("x"))
-		n, err := unix.EpollWait(ep, events, 5000)
+		n, err := again(func() (int, error) { return unix.EpollWait(ep, events, 5000) })
 		return wantf(n == 1 && events[0].Fd == 4711, "%d events, %v, %v", n, events[0], err)
 	}, nil
 }

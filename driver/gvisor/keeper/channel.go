@@ -453,10 +453,7 @@ func hungUp(c *net.UnixConn) bool {
 	}
 	hup := false
 	rc.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd)}}
-		if n, err := unix.Poll(p, 0); err == nil && n > 0 && p[0].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
-			hup = true
-		}
+		hup = poll(int(fd), 0, 0)&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
 		return hup
 	})
 	return hup

@@ -47,13 +47,26 @@ func (k *Keeper) watchDeath(s *sandbox) error {
 		defer f.Close()
 		defer unix.Close(gofer)
 		rc.Read(func(fd uintptr) bool {
-			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			n, err := unix.Poll(p, 0)
-			return err == nil && n > 0
+			return poll(int(fd), unix.POLLIN, 0) != 0
 		})
 		k.bury(s, k.exitOf(s, fd, gofer))
 	}()
 	return nil
+}
+
+// poll waits for so many milliseconds and returns what has come of a descriptor. A signal, of which Go's runtime sends itself some, does
+// not cut it short: who had "nothing yet" of one would then wait for an event that has been.
+func poll(fd int, events int16, timeout int) int16 {
+	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
+	for {
+		switch n, err := unix.Poll(p, timeout); {
+		case err == unix.EINTR:
+		case err != nil || n == 0:
+			return 0
+		default:
+			return p[0].Revents
+		}
+	}
 }
 
 // exitOf finds out how a sandbox ended, from the descriptors of its two processes; -1 is for one that is unknown.
@@ -91,8 +104,7 @@ func killed(gofer int) bool {
 	if gofer < 0 {
 		return false
 	}
-	p := []unix.PollFd{{Fd: int32(gofer), Events: unix.POLLIN}}
-	if n, err := unix.Poll(p, 2000); err != nil || n == 0 {
+	if poll(gofer, unix.POLLIN, 2000) == 0 {
 		return false
 	}
 	ws, known := exitStatus(gofer)

@@ -482,13 +482,7 @@ func kill(p process) {
 		return
 	}
 	unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	deadline := time.Now().Add(5 * time.Second)
-	for time.Now().Before(deadline) {
-		if n, err := unix.Poll(poll, 1000); err == nil && n > 0 {
-			return
-		}
-	}
+	poll(fd, unix.POLLIN, 5000)
 }
 
 // strays finds processes of a sandbox by the bundle that their command line names. Anybody may write such a command

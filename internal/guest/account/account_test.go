@@ -159,7 +159,7 @@ func TestDoWithoutRoot(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	exe = filepath.Join(dir, "test")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(exe, data, 0o755)); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o755), testenv.WriteProgram(exe, data)); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe, "-test.run=^TestDoWithoutRoot$")

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/warren-sandbox/warren/driver/drivertest/egress"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 func init() {
@@ -635,7 +636,7 @@ func processes() (list []try) {
 		os.Chmod(dir, 0o755)
 		b, err := os.ReadFile(self)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, "suid"), b, 0o755)
+			err = testenv.WriteProgram(filepath.Join(dir, "suid"), b)
 		}
 		if err == nil {
 			err = os.Chmod(filepath.Join(dir, "suid"), 0o755|os.ModeSetuid)
@@ -682,7 +683,7 @@ func processes() (list []try) {
 		defer os.RemoveAll(root)
 		b, err := os.ReadFile(self)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(root, "init"), b, 0o755)
+			err = testenv.WriteProgram(filepath.Join(root, "init"), b)
 		}
 		if err != nil {
 			return err.Error()
