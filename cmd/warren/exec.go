@@ -65,7 +65,7 @@ does not take a signal within 2s, this program ends alone. The command runs as "
 			// Flags may stand on both sides of ID, but what follows the first word of the command is the command's.
 			if len(args) > 0 {
 				if err := cmd.Flags().Parse(args[1:]); err != nil {
-					return &usageError{err, cmd.CommandPath()}
+					return cmd.FlagErrorFunc()(cmd, err)
 				}
 				if help, _ := cmd.Flags().GetBool("help"); help {
 					return cmd.Help()

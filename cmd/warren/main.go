@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // exitFailure is the exit code of Warren's own failures, which commands rarely use themselves.
@@ -75,6 +77,29 @@ func (e *usageError) Error() string {
 
 func (e *usageError) Unwrap() error { return e.err }
 
+// flagError says what a flag takes where the standard library would tell which of its functions refused.
+func flagError(err error) error {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	var want string
+	switch kind := bad.GetFlag().Value.Type(); kind {
+	case "bool":
+		want = "true or false"
+	case "duration":
+		want = "a time with its unit, such as 90s or 2h"
+	case "int", "int32", "int64", "uint16", "uint32", "uint64", "intSlice":
+		want = "a whole number"
+		if errors.Is(bad, strconv.ErrRange) {
+			want += " that is not so large"
+		}
+	default:
+		return err
+	}
+	return fmt.Errorf("invalid argument %.100q for --%s: want %s", bad.GetValue(), bad.GetFlag().Name, want)
+}
+
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "warren",
@@ -103,7 +128,9 @@ An ID may be a name or any unique beginning of an id.`,
 			return unknownCommand(cmd, args[0])
 		},
 	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{err, cmd.CommandPath()} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{flagError(err), cmd.CommandPath()}
+	})
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print JSON, one object a line")
 	flags.BoolVarP(&a.quiet, "quiet", "q", false, "no progress and no notices")

@@ -45,7 +45,7 @@ the kept attempt did, or the best if none is kept; Warren's own failures exit wi
 			// Flags may stand on both sides of ID, as for exec.
 			if len(args) > 0 {
 				if err := cmd.Flags().Parse(args[1:]); err != nil {
-					return &usageError{err, cmd.CommandPath()}
+					return cmd.FlagErrorFunc()(cmd, err)
 				}
 				if help, _ := cmd.Flags().GetBool("help"); help {
 					return cmd.Help()
