@@ -26,12 +26,13 @@ type mount struct {
 	writable       bool
 }
 
-// start starts cmd as c says.
-func (c *Cmd) start(cmd *exec.Cmd) error {
+// start starts cmd as c says. It is to be told when it has ended.
+func (c *Cmd) start(cmd *exec.Cmd, ended <-chan struct{}) error {
 	root := os.Geteuid() == 0
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	switch {
 	case root && c.Confine != nil:
-		return c.startConfined(cmd)
+		return c.startConfined(cmd, ended)
 	case root && c.Owner != nil:
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.Owner.UID, Gid: c.Owner.GID}
 	}
@@ -41,13 +42,12 @@ func (c *Cmd) start(cmd *exec.Cmd) error {
 			return fmt.Errorf("no new privileges: %w", err)
 		}
 		return cmd.Start()
-	})
+	}, ended)
 }
 
 // startConfined builds the view of c in a mount namespace of its own and starts cmd in it. The namespace belongs to a
-// thread that ends with this call, so it lives as long as git and leaves nothing behind, however git or this
-// process ends.
-func (c *Cmd) startConfined(cmd *exec.Cmd) error {
+// thread that ends with git, and leaves nothing behind, however git or this process ends.
+func (c *Cmd) startConfined(cmd *exec.Cmd, ended <-chan struct{}) error {
 	mounts, path := c.view()
 	cmd.Env = c.environ(path)
 	id := syscall.SysProcIDMap{ContainerID: 0, HostID: int(c.Confine.IDBase), Size: 65536}
@@ -84,7 +84,7 @@ func (c *Cmd) startConfined(cmd *exec.Cmd) error {
 		}
 		attr.Chroot = root
 		return cmd.Start()
-	})
+	}, ended)
 }
 
 // view lists what the command sees, and returns the function that turns a host path into the path in that view.
@@ -208,20 +208,37 @@ func newRoot(mounts []mount, trees []int) (string, error) {
 	return root, nil
 }
 
-// onThread runs f on a thread of its own that ends afterwards, so that f may change what belongs to a thread: its
-// mount namespace, or that it and its children get no new privileges.
-func onThread(f func() error) error {
+// onThread runs f on a thread of its own, so that f may change what belongs to a thread: its mount namespace, or that it and its
+// children get no new privileges. The thread ends with what f has started, which the kernel kills when its thread goes first: with
+// this process, however that ends.
+func onThread(f func() error, ended <-chan struct{}) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// The first thread cannot end, and stands for the process in /proc. Hold it while another does the work.
-			done <- onThread(f)
+			done <- onThread(f, ended)
 			runtime.UnlockOSThread()
 			return
 		}
 		// Not unlocked: the runtime ends the thread with the goroutine.
-		done <- f()
+		err := f()
+		done <- err
+		if err == nil {
+			<-ended
+		}
 	}()
 	return <-done
+}
+
+// bound limits a git that has just been started.
+func (c *Cmd) bound(pid int) error {
+	if c.Confine == nil || c.Confine.Memory == 0 {
+		return nil
+	}
+	err := unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: c.Confine.Memory, Max: c.Confine.Memory}, nil)
+	if err == unix.ESRCH { // it has ended already
+		return nil
+	}
+	return err
 }

@@ -81,6 +81,8 @@ type Confine struct {
 	IDBase uint32
 	// UID within that range; the group is the same.
 	UID uint32
+	// Memory is how many bytes it may keep in memory of its own, which mapped packs are not; 0 is no limit.
+	Memory uint64
 }
 
 // MaxOutput is how much Output collects.
@@ -292,6 +294,7 @@ type Process struct {
 	verb   string
 	stderr *messages
 	ctx    context.Context
+	ended  chan struct{} // see onThread
 }
 
 // Start starts git. The caller must call Wait.
@@ -315,19 +318,27 @@ func (c *Cmd) Start(ctx context.Context) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
-	if err := c.start(cmd); err != nil {
+	ended := make(chan struct{})
+	if err := c.start(cmd, ended); err != nil {
 		return nil, fmt.Errorf("start git %s: %w", c.verb(), err)
+	}
+	if err := c.bound(cmd.Process.Pid); err != nil {
+		cmd.Cancel()
+		cmd.Wait()
+		close(ended)
+		return nil, fmt.Errorf("limit git %s: %w", c.verb(), err)
 	}
 	if c.Background {
 		// Of the group, for git starts others. One that has ended is no loss.
 		_ = syscall.Setpriority(syscall.PRIO_PGRP, cmd.Process.Pid, 19)
 	}
-	return &Process{cmd: cmd, verb: c.verb(), stderr: stderr, ctx: ctx}, nil
+	return &Process{cmd: cmd, verb: c.verb(), stderr: stderr, ctx: ctx, ended: ended}, nil
 }
 
 // Wait waits until git has ended and returns an [Error] when it failed.
 func (p *Process) Wait() error {
 	err := p.cmd.Wait()
+	close(p.ended)
 	if err == nil {
 		return nil
 	}

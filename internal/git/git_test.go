@@ -1,11 +1,15 @@
 package git_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -183,6 +187,73 @@ func TestCancel(t *testing.T) {
 			t.Error("what git started held it up")
 		}
 	}
+}
+
+// orphanEnv has TestOrphan be the process that dies: it names the git directory.
+const orphanEnv = "GIT_TEST_ORPHAN"
+
+// TestOrphan kills a process whose git is at work: git ends too, and reads the files of a hostile workspace no longer.
+func TestOrphan(t *testing.T) {
+	if dir := os.Getenv(orphanEnv); dir != "" {
+		for _, c := range []*git.Confine{nil, confined} {
+			// It says its pid and then waits for input that does not come.
+			cmd := &git.Cmd{Dir: dir, Args: []string{"wait"}, Config: []git.Setting{{Key: "alias.wait", Value: "!echo $PPID; exec sleep 30"}}, Confine: c, Stdout: os.Stdout}
+			_, err := cmd.Start(t.Context())
+			must(t, err)
+		}
+		time.Sleep(time.Minute)
+		return
+	}
+	dir := initDir(t)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestOrphan$")
+	cmd.Env = append(os.Environ(), orphanEnv+"="+dir)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	var pids []int
+	lines := bufio.NewScanner(out)
+	for len(pids) < 2 && lines.Scan() {
+		pid, err := strconv.Atoi(lines.Text())
+		must(t, err)
+		pids = append(pids, pid)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for _, pid := range pids {
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			// One that nobody has waited for yet is a zombie.
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			if err != nil || strings.Contains(string(stat), ") Z ") {
+				break
+			}
+			if time.Now().After(deadline) {
+				unix.Kill(pid, unix.SIGKILL)
+				t.Fatalf("git %d goes on without its daemon: %s", pid, stat)
+			}
+		}
+	}
+}
+
+// TestMemory has a confined git ask for more memory than it may have.
+func TestMemory(t *testing.T) {
+	testenv.NeedsRoot(t)
+	dir := initDir(t)
+	for limit, want := range map[uint64]bool{1 << 30: true, 96 << 20: false} {
+		few := *confined
+		few.Memory = limit
+		// A blob that is not streamed is kept whole.
+		cmd := &git.Cmd{Dir: dir, Args: []string{"hash-object", "--stdin"}, Stdin: io.LimitReader(zeros{}, 200<<20), Confine: &few}
+		if _, err := cmd.Output(t.Context()); (err == nil) != want {
+			t.Errorf("200 MiB within %d MiB: %v", limit>>20, err)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
 }
 
 func TestErrors(t *testing.T) {

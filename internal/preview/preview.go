@@ -482,6 +482,10 @@ func (s *Server) explain(r *http.Request, err error) *problem {
 	var slow net.Error
 	errors.As(err, &dial)
 	_, faulty := framing.IsFault(err)
+	if said, ok := r.Context().Value(framingKey{}).(*framing.Conn); ok && !faulty {
+		// The server takes the end that a fault puts to the request for its client's leaving, and may be first to say so.
+		faulty = said.Fault() != nil
+	}
 	switch {
 	case faulty:
 		return badFraming

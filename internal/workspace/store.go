@@ -398,11 +398,15 @@ func (s *Store) own(root *os.Root, name string) error {
 	return root.Lchown(name, uid, uid)
 }
 
+// gitMemory bounds what a git that reads a workspace keeps in memory. What lies there decides how much that is: a comparison takes 90 bytes
+// for each byte of a file of empty lines.
+const gitMemory = 2 << 30
+
 // confined returns a git command on the git directory of ours that works on the files as the sandbox's user.
 func (s *Store) confined(id warren.WorkspaceID, m *meta, sc *scratch, args ...string) *git.Cmd {
 	c := &git.Cmd{
 		Dir: filepath.Join(s.dir(id), "git"), Args: args, Alternates: s.alternates(m),
-		Confine: &git.Confine{IDBase: s.o.IDBase, UID: sandboxUID},
+		Confine: &git.Confine{IDBase: s.o.IDBase, UID: sandboxUID, Memory: gitMemory},
 	}
 	if s.unconfined {
 		c.Confine = nil
