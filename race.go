@@ -351,7 +351,12 @@ func (a *Attempt) run(ctx context.Context, o *RaceOptions) {
 	}
 	a.Tests = tests.Count()
 	if ctx.Err() == nil && a.DiffErr == nil {
-		d, err := a.Sandbox.diffSize(ctx)
+		limited, cancel := context.WithTimeoutCause(ctx, maxCounting, errCounting)
+		d, err := a.Sandbox.diffSize(limited)
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = errCounting
+		}
+		cancel()
 		if err == nil {
 			a.Diff = &d
 		}
@@ -379,6 +384,11 @@ var statTotal = regexp.MustCompile(`(?m)^ (\d+) files? changed(?:, (\d+) inserti
 
 // statMore counts files that changed and are not in the summary; no name of a file ends such a line.
 var statMore = regexp.MustCompile(`(?m)^# warren: files that changed and are too large to compare: (\d+)$`)
+
+// maxCounting is how long an attempt's diff may take. What the attempt wrote decides how much there is to read.
+const maxCounting = 2 * time.Minute
+
+var errCounting = fmt.Errorf("its diff is not counted: that took longer than %v: %w", maxCounting, ErrExhausted)
 
 func (s *Sandbox) diffSize(ctx context.Context) (d DiffSize, err error) {
 	out, err := s.Diff(ctx, DiffOptions{Stat: true, SinceMark: true})

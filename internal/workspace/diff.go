@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -103,8 +104,12 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 		diff.Alternates = append(diff.Alternates, so.since.objects)
 	}
 	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
+	// Lines of more cost gigabytes to compare.
+	diff.Config = []git.Setting{{Key: "core.bigFileThreshold", Value: "16m"}}
 	diff.Stdout = w
-	if err := diff.Run(ctx); err != nil {
+	limited, cancel := withLimit(ctx)
+	defer cancel()
+	if err := diff.Run(limited); err != nil {
 		return fmt.Errorf("diff of workspace %s: %w", id, plain(s.blame(ctx, m, err)))
 	}
 	return nil
@@ -168,12 +173,21 @@ func clipEnds(s string) string {
 	return s[:80] + "..." + s[len(s)-80:]
 }
 
+// maxReading is how long git may read files, or compare them. Who writes them may make them grow while it does.
+const maxReading = 10 * time.Minute
+
+func withLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, maxReading, fmt.Errorf("reading its files took longer than %v; what is large or much of it can be named in .gitignore: %w", maxReading, warren.ErrExhausted))
+}
+
 // attempts is how often a snapshot is begun anew because files changed or vanished under it.
 const attempts = 4
 
 // snapshot records the files as a tree, but for those of more than most bytes. It starts from the index of the base commit, so
 // that only what changed is read.
 func (s *Store) snapshot(ctx context.Context, id warren.WorkspaceID, m *meta, sc *scratch, o snapOptions) (*snap, error) {
+	ctx, cancel := withLimit(ctx)
+	defer cancel()
 	for i := 1; ; i++ {
 		sn, err := s.trySnapshot(ctx, id, m, sc, o)
 		if err != nil && !sc.there() {
@@ -199,6 +213,11 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		}
 		return c
 	}
+	ch := &changes{s: s, id: id, most: o.most, since: o.since, held: map[string]string{}, sizes: map[string]int64{}}
+	if err := ch.open(); err != nil {
+		return nil, err
+	}
+	defer ch.close()
 	ours := filepath.Join(s.dir(id), "git")
 	x := &index{}
 	var fresh []byte
@@ -209,7 +228,14 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		}
 	}
 	if err == nil {
-		if err := s.writeIndex(sc, raw); err != nil {
+		if x, err = parseIndex(raw, m.Format); err != nil {
+			return nil, err
+		}
+		passed, err := ch.passOver(x, o)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.writeIndex(sc, x.assume(passed)); err != nil {
 			return nil, err
 		}
 		// Exit 1 says that files differ; their entries stay as they are.
@@ -219,23 +245,18 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		if fresh, err = sc.readIndex(); err != nil {
 			return nil, err
 		}
-		if o.since == nil && !bytes.Equal(fresh, raw) {
-			// The next call need not read these files again. Entries tell of the same commit, whoever is last.
-			if err := writeFile(ours, "index", fresh, 0o644, false); err != nil {
-				return nil, err
-			}
-		}
 		if x, err = parseIndex(fresh, m.Format); err != nil {
 			return nil, err
+		}
+		if clean := x.assume(nil); o.since == nil && !bytes.Equal(clean, raw) {
+			// The next call need not read these files again. Entries tell of the same commit, whoever is last.
+			if err := writeFile(ours, "index", clean, 0o644, false); err != nil {
+				return nil, err
+			}
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	ch := &changes{s: s, id: id, most: o.most, since: o.since, held: map[string]string{}, sizes: map[string]int64{}}
-	if err := ch.open(); err != nil {
-		return nil, err
-	}
-	defer ch.close()
 	list := func(c *git.Cmd) error {
 		// Git passes over a directory that it cannot open, such as one whose path is too long, and that is no failure to it.
 		c.Progress = func(line string) {
@@ -311,6 +332,11 @@ func (s *Store) trySnapshot(ctx context.Context, id warren.WorkspaceID, m *meta,
 		c := onTree("update-index", "-z", "--add", "--remove", "--replace", "--stdin")
 		c.Stdin = strings.NewReader(strings.Join(add, "\x00") + "\x00")
 		c.Config = []git.Setting{{Key: "core.compression", Value: "1"}, {Key: "core.bigFileThreshold", Value: "32m"}}
+		c.Progress = func(line string) {
+			if name, ok := strings.CutPrefix(line, "Ignoring path "); ok && len(ch.notes) < maxNotes {
+				ch.note("%s is not in the patch: git refuses to carry a file of its kind or name", name)
+			}
+		}
 		if err := c.Run(ctx); err != nil {
 			return nil, err
 		}
@@ -393,6 +419,14 @@ func (c *changes) take(name string) error {
 		c.add, c.sizes[name] = append(c.add, name), size
 	default:
 		c.gone = append(c.gone, name)
+		if mode != unix.S_IFDIR {
+			break
+		}
+		// Of a repository where a file was git lists nothing.
+		if dotGit, err := c.mode(name + "/.git"); err != nil || dotGit == 0 {
+			return err
+		}
+		return c.repository(name, 0)
 	}
 	return nil
 }
@@ -461,7 +495,9 @@ func (c *changes) repository(dir string, depth int) error {
 			if err := c.repository(name, depth+1); err != nil {
 				return err
 			}
+		case c.seen[name]:
 		case e.Type().IsRegular() || e.Type()&fs.ModeSymlink != 0:
+			c.seen[name] = true
 			if c.since != nil && c.since.held[name] != "" {
 				continue
 			}

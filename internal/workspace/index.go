@@ -67,6 +67,33 @@ func parseIndex(raw []byte, format string) (*index, error) {
 	return x, nil
 }
 
+// stat is what an index has of the file of an entry, each value cut to 32 bits. A size of 0 says nothing.
+type stat struct{ ctime, ctimeNsec, mtime, mtimeNsec, ino, size uint32 }
+
+func (x *index) stat(e entry) stat {
+	at := func(i int) uint32 { return binary.BigEndian.Uint32(x.raw[e.at+i:]) }
+	return stat{at(0), at(4), at(8), at(12), at(20), at(36)}
+}
+
+// same reports whether git takes the file for the one of the entry without a look at what is in it.
+func (i stat) same(st *unix.Stat_t) bool {
+	return i == stat{uint32(st.Ctim.Sec), uint32(st.Ctim.Nsec), uint32(st.Mtim.Sec), uint32(st.Mtim.Nsec), uint32(st.Ino), uint32(st.Size)}
+}
+
+// assume returns the index with the entries of these names, and no others, as ones whose files git is to take for unchanged unread.
+func (x *index) assume(names map[string]bool) []byte {
+	x.raw = bytes.Clone(x.raw)
+	flags := 40 + x.sum().Size()
+	const assumeValid = 0x80 // of the first of two bytes
+	for _, e := range x.entries {
+		x.raw[e.at+flags] &^= assumeValid
+		if names[e.name] {
+			x.raw[e.at+flags] |= assumeValid
+		}
+	}
+	return x.seal()
+}
+
 // seal returns the index with a fresh checksum.
 func (x *index) seal() []byte {
 	h := x.sum()

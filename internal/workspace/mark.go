@@ -279,6 +279,57 @@ func (c *changes) stamp(name string) (string, int64) {
 	return fmt.Sprintf("%o %d %d %d.%d %d.%d", st.Mode, st.Size, st.Ino, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec), st.Size
 }
 
+// passOver holds the files of an index that git would read whole just to learn whether they changed, and that are too large for it: a file
+// whose size the index does not have, or has in 32 bits, is read by git however large it has become. It returns their names.
+func (c *changes) passOver(x *index, o snapOptions) (map[string]bool, error) {
+	passed := map[string]bool{}
+	type unknown struct {
+		name string
+		size int64
+	}
+	var unsure []unknown
+	for _, e := range x.entries {
+		if e.mode&unix.S_IFMT != unix.S_IFREG {
+			continue
+		}
+		if c.since != nil && c.since.held[e.name] != "" {
+			passed[e.name] = true // see compareHeld
+			continue
+		}
+		var st unix.Stat_t
+		dir, err := c.walk.dir(path.Dir(e.name))
+		if err == nil {
+			err = unix.Fstatat(dir, path.Base(e.name), &st, unix.AT_SYMLINK_NOFOLLOW)
+		}
+		if vanished(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		is := x.stat(e)
+		switch {
+		case st.Mode&unix.S_IFMT != unix.S_IFREG || is.same(&st):
+		case st.Size > c.most && (is.size == 0 || int64(is.size) != st.Size):
+			passed[e.name] = c.hold(e.name, st.Size)
+		case is.size == 0:
+			unsure = append(unsure, unknown{e.name, st.Size})
+		}
+	}
+	if budget := o.budget; budget > 0 {
+		slices.SortFunc(unsure, func(a, b unknown) int { return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.name, b.name)) })
+		for _, u := range unsure {
+			if budget -= u.size; budget < 0 {
+				passed[u.name] = c.hold(u.name, u.size)
+			}
+		}
+	}
+	for name := range passed {
+		c.seen[name] = true
+	}
+	return passed, nil
+}
+
 // afford leaves out the largest of the files that are more than budget together.
 func (c *changes) afford(budget int64) {
 	if budget == 0 {

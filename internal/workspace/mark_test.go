@@ -1,12 +1,14 @@
 package workspace_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/repo"
@@ -179,5 +181,73 @@ func TestMarkStays(t *testing.T) {
 	must(t, f.store.Replace(ctx, "w1", "snap"))
 	if d := f.diff("w1", since); !strings.Contains(d, "-one\n+two") {
 		t.Errorf("after a rollback: %q", d)
+	}
+}
+
+// A file that has grown to a terabyte without a byte on the disk is not read to learn that it changed.
+func TestDiffGrown(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	f := newFixture(t)
+	w := f.cut("w1", newRepo(t, some), "")
+	write(t, w.Files, "new.txt", "as young as the mark\n")
+	must(t, f.store.Mark(ctx, "w1"))
+	for _, name := range []string{"new.txt", "a.txt", "dir/b.txt"} {
+		size := int64(1 << 40)
+		if name == "dir/b.txt" {
+			size = 4<<32 + int64(len(some[name])) // an index has 32 bits of it, and these are the same
+		}
+		must(t, os.Truncate(filepath.Join(w.Files, name), size))
+	}
+	for _, o := range []workspace.DiffOptions{{SinceMark: true}, {SinceMark: true, Stat: true}, {}, {Stat: true}} {
+		var d strings.Builder
+		if err := f.store.Diff(ctx, "w1", o, &d); err != nil {
+			t.Fatalf("%+v: %v", o, err)
+		}
+		for _, want := range []string{"# warren: new.txt (1048576 MiB)", "# warren: a.txt (1048576 MiB)", "# warren: dir/b.txt (16384 MiB)"} {
+			if !strings.Contains(d.String(), want) {
+				t.Errorf("%+v lacks %q:\n%s", o, want, d.String())
+			}
+		}
+	}
+	// What was passed over is looked at again.
+	write(t, w.Files, "a.txt", "one\n2\n")
+	write(t, w.Files, "dir/b.txt", some["dir/b.txt"])
+	for _, since := range []bool{false, true} {
+		if d := f.diff("w1", workspace.DiffOptions{SinceMark: since}); !strings.Contains(d, "-two\n+2\n") || strings.Contains(d, "dir/b.txt") || !strings.Contains(d, "# warren: new.txt") {
+			t.Errorf("after it shrank, since the mark %v:\n%s", since, d)
+		}
+	}
+}
+
+// A repository where a file was hides nothing, and neither does what git refuses to carry.
+func TestDiffRepositoryForFile(t *testing.T) {
+	f := newFixture(t)
+	w := f.cut("w1", newRepo(t, some), "")
+	must(t, f.store.Mark(t.Context(), "w1"))
+	file := filepath.Join(w.Files, "a.txt")
+	must(t, os.Remove(file))
+	must(t, os.Mkdir(file, 0o755))
+	runGit(t, file, "init", "-q")
+	write(t, w.Files, "a.txt/code.txt", "hidden work\n")
+	write(t, w.Files, "a.txt/sub/more.txt", "more of it\n")
+	must(t, os.Symlink("/etc/hostname", filepath.Join(w.Files, ".gitmodules")))
+	for _, o := range []workspace.DiffOptions{{SinceMark: true}, {}, {All: true}} {
+		d := f.diff("w1", o)
+		for _, want := range []string{"+hidden work", "+more of it", "-two", "# warren: .gitmodules is not in the patch"} {
+			if !strings.Contains(d, want) {
+				t.Errorf("%+v lacks %q:\n%s", o, want, d)
+			}
+		}
+		if strings.Count(d, "+hidden work") != 1 || strings.Contains(d, "a.txt/.git/") {
+			t.Errorf("%+v has too much:\n%s", o, d)
+		}
+	}
+	res, err := f.store.Commit(t.Context(), "w1", workspace.CommitOptions{Message: "x", Branch: "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Files != 3 {
+		t.Errorf("the commit has %+v; want the removal and two files", res)
 	}
 }
