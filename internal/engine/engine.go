@@ -128,6 +128,7 @@ type Engine struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	instance string
+	lifeCap  lifeCap // from the start on
 
 	secretMu sync.Mutex
 	sharing  sync.Mutex   // held while it is measured what snapshots share, until it counts; before mu
@@ -140,6 +141,7 @@ type Engine struct {
 	lastNum    int64 // of sandboxes
 	lastSpace  int64 // of workspaces
 	lastSnap   int64 // of snapshots
+	readouts   map[string]int64 // what is kept on disk for readers, by user
 	boxes      map[warren.SandboxID]*sandbox
 	names      map[ownedName]*sandbox
 	spaces     map[warren.WorkspaceID]*workspace
@@ -188,6 +190,7 @@ func Open(ctx context.Context, o Options) (_ *Engine, err error) {
 	e := &Engine{
 		opts: o, store: o.Store, log: o.Logger, tracer: o.Tracer, clock: o.Clock,
 		starts:     newQueue(o.Starts),
+		readouts:   map[string]int64{},
 		boxes:      map[warren.SandboxID]*sandbox{},
 		names:      map[ownedName]*sandbox{},
 		spaces:     map[warren.WorkspaceID]*workspace{},

@@ -3,6 +3,7 @@ package engine
 import (
 	"container/heap"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/warren-sandbox/warren"
@@ -52,12 +53,12 @@ func (t *timers) remove(sb *sandbox) {
 // deadline returns when sb expires or is paused as things stand, and why. The caller holds mu.
 func (e *Engine) deadline(sb *sandbox) (d due) {
 	s := sb.state()
-	if s != Running && s != Failed && s != Paused && s != RollingBack {
+	if s == Creating || s == Deleting {
 		return d
 	}
 	d = e.hardDeadline(sb)
-	if s == RollingBack {
-		return d
+	if s != Running && s != Failed && s != Paused {
+		return d // the end of its life ends what is under way
 	}
 	if sb.row.Idle > 0 && s != Paused { // which costs nothing that a timeout could save
 		if idle := e.idleDue(sb, s); idle.at != 0 && (d.at == 0 || idle.at < d.at) {
@@ -70,8 +71,10 @@ func (e *Engine) deadline(sb *sandbox) (d due) {
 // hardDeadline returns when the lifetime or the TTL of sb is over, which no use puts off. The caller holds mu.
 func (e *Engine) hardDeadline(sb *sandbox) (d due) {
 	row := &sb.row
-	if row.LifeEnds != 0 {
-		d = due{at: row.LifeEnds, why: "its longest lifetime is over"}
+	if at, capped := e.lifeCap.ends(row); capped {
+		d = due{at: at, why: fmt.Sprintf("the longest lifetime that the server allows (max_lifetime, %s) is over", e.lifeCap.Limit)}
+	} else if at != 0 {
+		d = due{at: at, why: "its longest lifetime is over"}
 	}
 	if row.Expires == 0 {
 		return d

@@ -306,6 +306,35 @@ func TestEvictPausedSpares(t *testing.T) {
 	}
 }
 
+// TestEvictPausedRestart has a start of the server be no use of what rests.
+func TestEvictPausedRestart(t *testing.T) {
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	l := newLab(t, func(o *Options) { o.Host, o.EvictPaused = h, time.Hour })
+	rested := map[string]time.Duration{"long": 3 * time.Hour, "short": 10 * time.Minute}
+	ids := map[string]warren.SandboxID{}
+	for name, d := range rested {
+		sb := l.create(alice, Spec{Name: name})
+		l.pauseNow(sb.ID)
+		ids[name] = sb.ID
+		at := l.clock.Now().Add(-d)
+		if err := os.Chtimes(l.imageDir(sb.ID), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.stop()
+	l.start()
+	h.set(8<<30, 400<<20)
+	eventually(t, "the one is evicted", func() bool { l.clock.advance(time.Second); return len(l.evicted()) > 0 })
+	if got := l.evicted()[0]; got.SandboxID != ids["long"] || !strings.Contains(got.Message, "unused for 3h") {
+		t.Errorf("%s: %s", got.SandboxID, got.Message)
+	}
+	l.pass(20*time.Second, 0)
+	if s := l.state(ids["short"]); s != Paused {
+		t.Errorf("the other is %s", s)
+	}
+}
+
 // TestMaxLifetimeLater gives sandboxes an end that were made before there was a limit, or under a longer one, from the start on that first
 // knows of it, and forks of them no more than it allows.
 func TestMaxLifetimeLater(t *testing.T) {
@@ -344,6 +373,30 @@ func TestMaxLifetimeLater(t *testing.T) {
 			t.Errorf("a fork of %s has %v", name, left)
 		}
 	}
+	// What was given to them is taken back with the limit, and moves with it.
+	set := func(limit time.Duration) {
+		l.stop()
+		l.change = func(o *Options) { o.MaxLifetime = limit }
+		l.start()
+	}
+	first := want["old"]
+	set(48 * time.Hour)
+	want["old"], want["long"] = first.Add(24*time.Hour), first.Add(24*time.Hour)
+	check("with more")
+	set(0)
+	want["old"], want["long"] = time.Time{}, first.Add(48*time.Hour).Add(-30*time.Minute)
+	check("without a limit")
+	set(time.Hour / 4)
+	for name := range want {
+		want[name] = l.clock.Now().Add(time.Hour / 4)
+	}
+	check("with little")
+	l.clock.advance(16 * time.Minute)
+	eventually(t, "they have gone", func() bool {
+		l.clock.advance(time.Second)
+		_, err := l.Get(ctx, alice, "old")
+		return errors.Is(err, warren.ErrNotFound)
+	})
 }
 
 // TestLifetimeEndsOperations has a rollback under way that gets nowhere when the sandbox's longest lifetime is over.

@@ -262,17 +262,17 @@ const smallImage = 1 << 20
 // the longest unused first, but for those with hardly anything to free, which come last.
 func (e *Engine) evictableImages() []*sandbox {
 	type candidate struct {
-		sb    *sandbox
-		id    warren.SandboxID
-		last  time.Time
-		frees int64
+		sb     *sandbox
+		id     warren.SandboxID
+		rested time.Duration
+		frees  int64
 	}
 	var all []candidate
 	e.mu.Lock()
 	now := e.line.now()
 	for _, sb := range e.boxes {
 		if sb.state() == Paused && sb.op == nil && sb.stored && !sb.inUse() && sb.image != 0 && sb.restedFor(now) >= e.opts.EvictPaused {
-			all = append(all, candidate{sb: sb, id: sb.row.ID, last: sb.row.LastActive})
+			all = append(all, candidate{sb: sb, id: sb.row.ID, rested: sb.restedFor(now)})
 		}
 	}
 	e.mu.Unlock()
@@ -289,7 +289,7 @@ func (e *Engine) evictableImages() []*sandbox {
 		}
 		return 0
 	}
-	slices.SortFunc(all, func(a, b candidate) int { return cmp.Or(small(a)-small(b), a.last.Compare(b.last)) })
+	slices.SortFunc(all, func(a, b candidate) int { return cmp.Or(small(a)-small(b), cmp.Compare(b.rested, a.rested)) })
 	out := make([]*sandbox, len(all))
 	for i, c := range all {
 		out[i] = c.sb

@@ -3,8 +3,10 @@ package engine
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -83,14 +85,14 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := e.capLives(ctx, rows); err != nil {
-		return err
-	}
 	spaces, err := e.store.Workspaces(ctx)
 	if err != nil {
 		return err
 	}
 	if e.lastNum, e.lastSpace, err = e.store.LastNums(ctx); err != nil {
+		return err
+	}
+	if err := e.capLives(ctx, rows); err != nil {
 		return err
 	}
 	snaps, err := e.store.Snapshots(ctx)
@@ -179,27 +181,68 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// capLives gives those an end that were made when the server had no limit for their lives, or a longer one: its time begins now, so
-// that nobody loses a sandbox to a line in a file before having heard of it.
+// lifeCap is the server's limit for the lives of what was made when it had none, or a longer one. It is kept apart from what they were made
+// with: a line in a file that is taken back or changed leaves nothing behind.
+type lifeCap struct {
+	Limit time.Duration `json:"limit"`
+	Since int64         `json:"since"` // on the time line
+	Last  int64         `json:"last"`  // the number of the last sandbox made before
+}
+
+// metaLifeCap is where the store has the cap.
+const metaLifeCap = "life_cap"
+
+// capLives has the time of those that were made when the server had no limit for their lives, or a longer one, begin now, so that nobody
+// loses a sandbox to a line in a file before having heard of it.
 func (e *Engine) capLives(ctx context.Context, rows []*store.Sandbox) error {
-	if e.opts.MaxLifetime == 0 {
-		return nil
+	text, err := e.store.Meta(ctx, metaLifeCap)
+	if err != nil {
+		return err
 	}
-	most := e.line.now() + int64(e.opts.MaxLifetime)
-	var capped []*store.Sandbox
-	for _, row := range rows {
-		if State(row.State) != Deleting && row.Damaged == "" && (row.LifeEnds == 0 || row.LifeEnds > most) {
-			row.LifeEnds = most
-			capped = append(capped, row)
+	var was lifeCap
+	if text != "" {
+		if err := json.Unmarshal([]byte(text), &was); err != nil {
+			e.log.Error("what limit the lives of sandboxes had cannot be read; it begins anew", "error", err)
+			was = lifeCap{}
 		}
 	}
-	for part := range slices.Chunk(capped, 200) {
+	limit := e.opts.MaxLifetime
+	e.lifeCap = was
+	if limit == was.Limit {
+		return nil
+	}
+	e.lifeCap.Limit = limit
+	if limit != 0 && (was.Limit == 0 || limit < was.Limit) {
+		e.lifeCap.Since, e.lifeCap.Last = e.line.now(), e.lastNum
+	}
+	if limit == 0 {
+		e.lifeCap = lifeCap{}
+	}
+	b, err := json.Marshal(e.lifeCap)
+	if err != nil {
+		return err
+	}
+	var changed []*store.Sandbox
+	for _, row := range rows {
+		if State(row.State) == Deleting || row.Damaged != "" {
+			continue
+		}
+		before, _ := was.ends(row)
+		if now, _ := e.lifeCap.ends(row); now != before {
+			changed = append(changed, row)
+		}
+	}
+	says := "this server's limit for lives (max_lifetime) is gone; it has the end that it was made with, if any"
+	if limit != 0 {
+		says = "it lives until " + e.line.wall(e.lifeCap.Since+int64(limit)).UTC().Format(time.RFC3339) + " at most, for this server now allows " + limit.String() + " (max_lifetime)"
+	}
+	if len(changed) > 0 {
+		e.log.Warn("max_lifetime has changed, and with it when sandboxes end that are there", "sandboxes", len(changed), "was", was.Limit, "is", limit)
+	}
+	for part := range slices.Chunk(changed, 200) {
 		if err := e.store.Update(ctx, func(tx *store.Tx) error {
 			for _, row := range part {
-				if err := tx.UpdateSandbox(row); err != nil {
-					return err
-				}
-				if err := tx.AppendEvent(e.event("warren", "sandbox.update", row, "it lives for "+e.opts.MaxLifetime.String()+" from now on at most, which is all that the server allows (max_lifetime)")); err != nil {
+				if err := tx.AppendEvent(e.event("warren", "sandbox.update", row, says)); err != nil {
 					return err
 				}
 			}
@@ -208,7 +251,18 @@ func (e *Engine) capLives(ctx context.Context, rows []*store.Sandbox) error {
 			return fmt.Errorf("bound the lives of sandboxes: %w", err)
 		}
 	}
-	return nil
+	return e.store.Update(ctx, func(tx *store.Tx) error { return tx.SetMeta(metaLifeCap, string(b)) })
+}
+
+// ends is when the life of a sandbox ends, 0 for never, and whether the server's limit is why.
+func (c *lifeCap) ends(row *store.Sandbox) (at int64, capped bool) {
+	if c.Limit == 0 || row.Num > c.Last {
+		return row.LifeEnds, false
+	}
+	if at = c.Since + int64(c.Limit); row.LifeEnds != 0 && row.LifeEnds <= at {
+		return row.LifeEnds, false
+	}
+	return at, true
 }
 
 // listDrivers asks all drivers at the same time. A driver that fails has no entry.
@@ -311,6 +365,11 @@ func (e *Engine) addUsage(sb *sandbox) {
 	u := e.usageOf(sb.row.Owner)
 	if sb.state() == Paused {
 		sb.image = e.imageSize(sb.row.ID)
+		if fi, err := os.Stat(e.imageDir(sb.row.ID)); err == nil {
+			// It has rested since then, and a start of the server is no use of it.
+			sb.paused = e.line.now() - int64(max(e.clock.Now().Sub(fi.ModTime()), 0))
+			sb.active = sb.paused
+		}
 	}
 	c := sb.cost()
 	u.add(c, 1)

@@ -352,7 +352,7 @@ func (e *Engine) view(sb *sandbox) *Sandbox {
 	if d.pause {
 		if d = e.hardDeadline(sb); d.ttl {
 			v.Pauses = e.line.wall(d.at)
-			d.at = r.LifeEnds
+			d.at, _ = e.lifeCap.ends(r)
 		}
 	}
 	if d.at != 0 {
@@ -605,11 +605,12 @@ func (e *Engine) update(ctx context.Context, c Caller, sb *sandbox, r UpdateRequ
 		}
 	}
 	if r.TTLAction != nil {
+		was := IdleAction(row.TTLAction)
 		row.TTLAction = string(*r.TTLAction)
 		if err == nil {
 			err = e.checkAction("ttl action", *r.TTLAction, row.Driver)
 		}
-		if now := e.line.now(); r.TTL == nil && row.TTL > 0 && row.Expires != 0 && row.Expires <= now {
+		if now := e.line.now(); State(row.State) == Paused && was != *r.TTLAction && r.TTL == nil && row.TTL > 0 && row.Expires != 0 && row.Expires <= now {
 			row.Expires = now + int64(row.TTL) // it is paused for that; nobody who changes what happens then means at once
 		}
 		if err == nil && *r.TTLAction == IdlePause && row.TTL == 0 && row.Expires != 0 {

@@ -162,27 +162,62 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-func TestBoundedFile(t *testing.T) {
-	f, err := nameless(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
+// TestReadout has what is kept for readers take as much as one user may have and no more, and of a disk that runs short only a little.
+func TestReadout(t *testing.T) {
+	h := &testHost{}
+	h.set(8<<30, 50<<30)
+	r := newRig(t, func(o *Options) { o.Host = h })
+	open := func(user string) *readout {
+		f, err := nameless(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := &readout{e: r.Engine, f: f, user: user}
+		t.Cleanup(func() { f.Close() })
+		return to
 	}
-	defer f.Close()
-	b := &boundedFile{f: f, left: 5}
-	if n, err := b.Write([]byte("1234")); n != 4 || err != nil {
+	used := func(user string) int64 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.readouts[user]
+	}
+	piece := make([]byte, readoutStep)
+	r.mu.Lock()
+	r.readouts["alice"] = mostReadout - readoutStep // by others that are open
+	r.mu.Unlock()
+	a, b := open("alice"), open("bob")
+	if n, err := a.Write(piece); n != len(piece) || err != nil {
 		t.Fatalf("%d, %v", n, err)
 	}
 	for range 2 {
-		if _, err := b.Write([]byte("56")); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "warren diff --stat") {
+		if _, err := a.Write([]byte("x")); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "warren diff --stat") {
 			t.Errorf("over the bound: %v", err)
 		}
 	}
+	if _, err := b.Write(piece); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	h.set(8<<30, 1<<20)
+	if _, err := b.Write([]byte("x")); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "disk of this server runs short") {
+		t.Errorf("much on a disk that runs short: %v", err)
+	}
+	c := open("bob")
+	if _, err := c.Write([]byte("a little")); err != nil {
+		t.Errorf("a little on a disk that runs short: %v", err)
+	}
+	a.close()
+	b.close()
+	c.close()
+	if a, b := used("alice"), used("bob"); a != mostReadout-readoutStep || b != 0 {
+		t.Errorf("kept after they are closed: %d, %d", a, b)
+	}
 	// A full disk is one, and says nothing of where.
-	full := &boundedFile{left: 5}
+	full := &readout{e: r.Engine, user: "bob"}
+	var err error
 	if full.f, err = os.OpenFile("/dev/full", os.O_WRONLY, 0); err != nil {
 		t.Fatal(err)
 	}
-	defer full.f.Close()
+	defer full.close()
 	if _, err := full.Write([]byte("x")); !errors.Is(err, warren.ErrExhausted) || strings.Contains(err.Error(), "/dev") {
 		t.Errorf("a full disk: %v", err)
 	}

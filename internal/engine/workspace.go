@@ -652,8 +652,12 @@ func (e *Engine) reading(ctx context.Context, c Caller, ref string, f func(conte
 	return err
 }
 
-// mostReadout bounds what is kept on disk for a reader. A patch holds what a workspace holds, compressed.
+// mostReadout bounds what is kept on disk for the readers of one user. A patch holds what a workspace holds, compressed.
 const mostReadout = 4 << 30
+
+// readoutStep is how much of a readout is asked for at once, and may be on a disk that runs short: to see what changed is how one
+// saves it.
+const readoutStep = 16 << 20
 
 // readout lets f write what it reads of a workspace, and then copies that to w: how fast w takes it, and whether at all, holds up
 // nobody who waits for the workspace, nor its end.
@@ -662,8 +666,8 @@ func (e *Engine) readout(ctx context.Context, c Caller, ref string, w io.Writer,
 	if err != nil {
 		return fmt.Errorf("keep what is read: %w", wantOfRoom(err))
 	}
-	defer aside.Close()
-	to := &boundedFile{f: aside, left: mostReadout}
+	to := &readout{e: e, f: aside, user: c.User}
+	defer to.close()
 	err = e.reading(ctx, c, ref, func(ctx context.Context, id warren.WorkspaceID) error { return f(ctx, id, to) })
 	if to.err != nil {
 		return to.err
@@ -678,26 +682,54 @@ func (e *Engine) readout(ctx context.Context, c Caller, ref string, w io.Writer,
 	return err
 }
 
-// boundedFile is a file that takes so much and no more, and remembers why it did not.
-type boundedFile struct {
-	f    *os.File
-	left int64
-	err  error
+// readout is a file that takes as much as its user may have of such and the disk has room for, and remembers why it took no more.
+type readout struct {
+	e             *Engine
+	f             *os.File
+	user          string
+	taken, length int64 // of all that the user may have, and of the file
+	err           error
 }
 
-func (b *boundedFile) Write(p []byte) (int, error) {
-	if b.err == nil && int64(len(p)) > b.left {
-		b.err = fmt.Errorf("what is to be shown has more than %s; fetch the files themselves (`warren cp`), or ask for a summary (`warren diff --stat`): %w", size(mostReadout), warren.ErrExhausted)
+func (r *readout) Write(p []byte) (int, error) {
+	for r.err == nil && r.length+int64(len(p)) > r.taken {
+		r.err = r.grow()
 	}
-	if b.err != nil {
-		return 0, b.err
+	if r.err != nil {
+		return 0, r.err
 	}
-	n, err := b.f.Write(p)
-	b.left -= int64(n)
+	n, err := r.f.Write(p)
+	r.length += int64(n)
 	if err != nil {
-		b.err = fmt.Errorf("keep what is read: %w", wantOfRoom(err))
+		r.err = fmt.Errorf("keep what is read: %w", wantOfRoom(err))
 	}
-	return n, b.err
+	return n, r.err
+}
+
+func (r *readout) grow() error {
+	if r.taken > 0 {
+		if err := r.e.diskRoom(readoutStep); err != nil {
+			return fmt.Errorf("what is to be shown is not kept: %w", err)
+		}
+	}
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
+	if r.e.readouts[r.user]+readoutStep > mostReadout {
+		return fmt.Errorf("what is to be shown, with what else you are being shown now, has more than %s; fetch the files themselves (`warren cp`), or ask for a summary (`warren diff --stat`): %w",
+			size(mostReadout), warren.ErrExhausted)
+	}
+	r.e.readouts[r.user] += readoutStep
+	r.taken += readoutStep
+	return nil
+}
+
+func (r *readout) close() {
+	r.f.Close()
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
+	if r.e.readouts[r.user] -= r.taken; r.e.readouts[r.user] == 0 {
+		delete(r.e.readouts, r.user)
+	}
 }
 
 // nameless returns a new file in dir that goes with its descriptor, however this process ends.

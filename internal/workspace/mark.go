@@ -176,7 +176,7 @@ func (s *Store) marked(id warren.WorkspaceID) (*mark, error) {
 	k := &mark{objects: filepath.Join(dir, "objects")}
 	b, err := os.ReadFile(filepath.Join(dir, "tree"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("workspace %s has no mark to compare with; mark it first: %w", id, warren.ErrState)
+		return nil, fmt.Errorf("workspace %[1]s has no mark to compare with; set one with `warren workspace mark %[1]s`: %[2]w", id, warren.ErrState)
 	}
 	k.tree = strings.TrimSpace(string(b))
 	if err == nil && !treeName.MatchString(k.tree) {
