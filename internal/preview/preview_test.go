@@ -1284,3 +1284,20 @@ func FuzzCookie(f *testing.F) {
 		}
 	})
 }
+
+// TestFaultyChunk has who sends a broken body hear that it is broken, whichever notices first: the transport that reads it, or the server for
+// whom the connection has ended.
+func TestFaultyChunk(t *testing.T) {
+	r := newRig(t, nil)
+	r.listen(boxA, 3000, func(_ http.ResponseWriter, q *http.Request) {
+		io.Copy(io.Discard, q.Body)
+		<-q.Context().Done()
+	})
+	r.publicPorts[3000] = true
+	host := "3000-" + boxA + ".localhost"
+	for range 30 {
+		if status, body := r.raw("POST / HTTP/1.1\r\nHost: " + host + "\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n"); status != 400 {
+			t.Fatalf("%d: %s", status, body)
+		}
+	}
+}
