@@ -14,8 +14,8 @@ func diffCommand(a *app) *cobra.Command {
 		Use:   "diff ID [flags]",
 		Short: "Print what changed in a workspace, as a patch",
 		Long: `Print what changed in a workspace since it was cut from its repository, as a patch in git's format,
-binary files included. A file of more than 16 MiB is shown as a binary one, and one of more than 128 MiB only named, in a line before the
-patch. ID is that of a sandbox or of a workspace; the sandbox need not run.`,
+binary files included. A file of more than 128 MiB is only named, in a line before the patch. ID is that of a sandbox or of a workspace;
+the sandbox need not run. With --stat a file of more than 16 MiB is a binary one, whose lines nobody counts.`,
 		Example: `  warren diff fix
   warren diff fix --stat
   warren diff fix --all                              also files that git ignores

@@ -104,7 +104,7 @@ func (s *Store) Diff(ctx context.Context, id warren.WorkspaceID, o DiffOptions, 
 		diff.Alternates = append(diff.Alternates, so.since.objects)
 	}
 	diff.Args = append(diff.Args, "--end-of-options", base, snap.tree)
-	// Lines of more cost gigabytes to compare.
+	// Lines of more cost gigabytes to count. In a patch git looks at what is in a file all the same.
 	diff.Config = []git.Setting{{Key: "core.bigFileThreshold", Value: "16m"}}
 	diff.Stdout = w
 	limited, cancel := withLimit(ctx)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/internal/repo"
+	"github.com/warren-sandbox/warren/internal/testenv"
 	"github.com/warren-sandbox/warren/internal/workspace"
 )
 
@@ -249,5 +250,22 @@ func TestDiffRepositoryForFile(t *testing.T) {
 	}
 	if res.Files != 3 {
 		t.Errorf("the commit has %+v; want the removal and two files", res)
+	}
+}
+
+// What takes too much memory to compare is refused, with words.
+func TestDiffMemory(t *testing.T) {
+	testenv.NeedsRoot(t)
+	f := newFixture(t)
+	w := f.empty("w1")
+	lines := strings.Repeat("\n", 20_000_000)
+	write(t, w.Files, "lines", lines)
+	must(t, f.store.Mark(t.Context(), "w1"))
+	write(t, w.Files, "lines", "a\n"+lines+"b\n")
+	if err := f.store.Diff(t.Context(), "w1", workspace.DiffOptions{SinceMark: true}, io.Discard); !errors.Is(err, warren.ErrExhausted) || !strings.Contains(err.Error(), "warren diff --stat") {
+		t.Errorf("a patch: %v", err)
+	}
+	if d := f.diff("w1", workspace.DiffOptions{SinceMark: true, Stat: true}); !strings.Contains(d, "lines | Bin 20000000 -> 20000004 bytes") {
+		t.Errorf("a summary:\n%s", d)
 	}
 }

@@ -426,6 +426,9 @@ func (s *Store) blame(ctx context.Context, m *meta, err error) error {
 	if strings.Contains(ge.Message, "failed to encode") || strings.Contains(ge.Message, "if encoded as") {
 		return fmt.Errorf("a .gitattributes in the workspace asks for a working-tree-encoding that a file does not have (%s); mend one of them: %w", ge.Message, warren.ErrInvalid)
 	}
+	if strings.Contains(ge.Message, "Out of memory") || strings.Contains(ge.Message, "out of memory") {
+		return fmt.Errorf("comparing its files takes more memory than the %d GiB that are given to it, as large files of very short lines do; `warren diff --stat` shows which those are, and `warren cp` fetches them: %w", gitMemory>>30, warren.ErrExhausted)
+	}
 	if m.RepoID == "" {
 		return err
 	}
