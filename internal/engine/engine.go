@@ -138,9 +138,9 @@ type Engine struct {
 
 	mu         sync.Mutex
 	closing    bool
-	lastNum    int64 // of sandboxes
-	lastSpace  int64 // of workspaces
-	lastSnap   int64 // of snapshots
+	lastNum    int64            // of sandboxes
+	lastSpace  int64            // of workspaces
+	lastSnap   int64            // of snapshots
 	readouts   map[string]int64 // what is kept on disk for readers, by user
 	boxes      map[warren.SandboxID]*sandbox
 	names      map[ownedName]*sandbox
