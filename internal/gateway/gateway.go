@@ -107,13 +107,14 @@ func New(opts Options) *Gateway {
 
 // card is a sandbox's.
 type card struct {
-	id    string
-	g     *Gateway
-	file  *os.File
-	kind  endKind
-	stack *stack.Stack
-	link  stack.LinkEndpoint
-	names *names
+	refusing atomic.Int64 // refusals of HTTP/2 that are being written
+	id       string
+	g        *Gateway
+	file     *os.File
+	kind     endKind
+	stack    *stack.Stack
+	link     stack.LinkEndpoint
+	names    *names
 	// naming joins questions for one name.
 	naming singleflight.Group
 	meter  *meter

@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/warren-sandbox/warren/internal/duplex"
 	"github.com/warren-sandbox/warren/internal/framing"
 	"github.com/warren-sandbox/warren/internal/policy"
 	"github.com/warren-sandbox/warren/internal/secret"
@@ -38,6 +39,13 @@ const (
 	keepTime = 90 * time.Second
 	// answerTime bounds how long a server may take until it has sent the head of an answer. Models think for many minutes.
 	answerTime = 30 * time.Minute
+	// maxStreamHeader bounds the head of a request of HTTP/2, of which a connection has many at a time.
+	maxStreamHeader = 64 << 10
+	// maxHeaders is how many headers a request of HTTP/2 may have. Over HTTP/1 its framing is read by a package of our own, which counts them.
+	maxHeaders = 1000
+	// maxRefusing is how many refusals of HTTP/2 may wait for a sandbox to read them, and refusalTime how long.
+	maxRefusing = 256
+	refusalTime = 10 * time.Second
 	// maxStreams is how many requests may be under way on one connection.
 	maxStreams = 128
 )
@@ -81,8 +89,9 @@ func newInspector(g *Gateway) *inspector {
 		}
 	}
 	i.frames = server(func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) })
+	i.frames.MaxHeaderBytes = maxStreamHeader
 	i.proxy = &httputil.ReverseProxy{
-		Rewrite:        func(*httputil.ProxyRequest) {},
+		Rewrite:        unchanged,
 		Transport:      roundTripper{},
 		FlushInterval:  -1,
 		ErrorLog:       quiet,
@@ -303,7 +312,19 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	refuse := func(status int, v policy.Verdict) {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, v.Reason, status
 		c.refuse(e)
-		say(w, status, fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path, v.Reason))
+		text := fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path[:min(len(e.Path), maxPathTold)], v.Reason)
+		if r.ProtoMajor != 1 {
+			// Whoever gives it no window has the answer wait, with all that the request has.
+			r.Header, r.URL, r.RequestURI = nil, nil, ""
+			defer c.refusing.Add(-1)
+			if c.refusing.Add(1) > maxRefusing {
+				panic(http.ErrAbortHandler)
+			}
+			ctl := http.NewResponseController(w)
+			_ = ctl.SetWriteDeadline(time.Now().Add(refusalTime))
+			defer ctl.Flush()
+		}
+		say(w, status, text)
 	}
 	said, _ := r.Context().Value(framingKey{}).(*framing.Conn)
 	if said != nil {
@@ -318,6 +339,7 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		refuse(status, policy.Verdict{Reason: err.Error()})
 		return
 	}
+	r.Header = sentOn(r.Header)
 	path, err := policy.CanonicalPath(r.URL.EscapedPath())
 	if err != nil {
 		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
@@ -415,13 +437,56 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 			c.record(e)
 		}
 	}()
-	i.proxy.ServeHTTP(sw, out)
+	// An answer may begin before its request has ended.
+	early, out, body := duplex.Enable(sw, out)
+	defer body.Finish()
+	i.proxy.ServeHTTP(early, out)
+}
+
+// hopHeaders are about one connection, and those of a proxy: it keeps them to itself.
+var hopHeaders = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Trailer", "Transfer-Encoding"}
+
+// sentOn returns a header as it goes to the server. That is what a policy judges: what is not sent cannot be what a request is allowed for.
+func sentOn(h http.Header) http.Header {
+	for _, name := range hopHeaders {
+		delete(h, name)
+	}
+	if te := h["Te"]; len(te) > 0 {
+		delete(h, "Te")
+		if httpguts.HeaderValuesContainsToken(te, "trailers") {
+			h["Te"] = []string{"trailers"}
+		}
+	}
+	if len(h["Upgrade"]) == 0 {
+		delete(h, "Connection")
+	}
+	return h
+}
+
+// forwardHeaders are those that the proxy takes out before it calls Rewrite.
+var forwardHeaders = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
+
+// unchanged puts back what the proxy takes out of a request by itself: the policy has judged it as it came.
+func unchanged(p *httputil.ProxyRequest) {
+	p.Out.URL.RawQuery = p.In.URL.RawQuery
+	for _, name := range forwardHeaders {
+		if v, ok := p.In.Header[name]; ok {
+			p.Out.Header[name] = slices.Clone(v)
+		}
+	}
 }
 
 // checkFraming refuses a request of which two programs might see different ends. Over HTTP/2 frames say where a request ends, but its length goes on to
 // servers that have none.
 func checkFraming(r *http.Request, said *framing.Conn) error {
 	if r.ProtoMajor != 1 {
+		count := 0
+		for _, values := range r.Header {
+			count += len(values)
+		}
+		if count > maxHeaders {
+			return fmt.Errorf("its header has more than %d lines", maxHeaders)
+		}
 		lengths := r.Header["Content-Length"]
 		if len(lengths) > 1 {
 			return errors.New("the framing of the request: it has several Content-Lengths; send one")
@@ -456,6 +521,16 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 	}
 	if err := sameHost(r.Host, to); err != nil {
 		return http.StatusMisdirectedRequest, err
+	}
+	for _, v := range r.Header["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			switch name = strings.ToLower(strings.Trim(name, " \t")); name {
+			case "", "close", "keep-alive", "te", "upgrade":
+			default:
+				// It would be judged and not be sent.
+				return http.StatusBadRequest, errors.New("header Connection names a header, which a proxy would take out of the request; send it without")
+			}
+		}
 	}
 	if up := r.Header["Upgrade"]; len(up) > 0 {
 		if len(up) > 1 || !strings.EqualFold(up[0], "websocket") {

@@ -232,7 +232,7 @@ func TestSecretComesNotBack(t *testing.T) {
 	c, br := in.open(t, "bank.lab")
 	defer c.Close()
 	for _, path := range []string{"/early", "/echo"} {
-		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: bank.lab\r\nConnection: keep-alive, Authorization\r\nTE: trailers\r\n\r\n", path)
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: bank.lab\r\nConnection: keep-alive, TE\r\nTE: trailers\r\n\r\n", path)
 		var raw bytes.Buffer
 		for {
 			res, err := http.ReadResponse(bufio.NewReader(io.TeeReader(byByte{br}, &raw)), nil)

@@ -225,6 +225,9 @@ type question struct {
 // overrides are the headers by which frameworks let a request name another method than its own.
 var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
+// hyphened is how servers read the name of a header whose variables have _ for -, as CGI and WSGI have it: two spellings are one header.
+func hyphened(name string) string { return strings.ReplaceAll(name, "_", "-") }
+
 // all returns the meanings, the first of which is the plain one.
 func (q *question) all() []meaning {
 	if q.meanings != nil {
@@ -232,7 +235,7 @@ func (q *question) all() []meaning {
 	}
 	methods := []string{q.Method}
 	for name, values := range q.Header {
-		if !slices.ContainsFunc(overrides, func(o string) bool { return strings.EqualFold(o, name) }) {
+		if !slices.ContainsFunc(overrides, func(o string) bool { return strings.EqualFold(o, hyphened(name)) }) {
 			continue
 		}
 		for _, v := range values {
@@ -253,7 +256,7 @@ func (q *question) all() []meaning {
 	return q.meanings
 }
 
-// header returns the headers by lower-case name; values of one name are joined by a comma, as HTTP does.
+// header returns the headers by lower-case name, one with _ also as with -; values of one name are joined by a comma, as HTTP does.
 func (q *question) header() map[string]string {
 	if q.headers == nil {
 		q.headers = make(map[string]string, len(q.Header))
@@ -264,10 +267,17 @@ func (q *question) header() map[string]string {
 				sep = "; "
 			}
 			value := strings.Join(q.Header[name], sep)
-			if before, ok := q.headers[lower]; ok {
-				value = before + sep + value
+			add := func(name string) {
+				if before, ok := q.headers[name]; ok {
+					q.headers[name] = before + sep + value
+				} else {
+					q.headers[name] = value
+				}
 			}
-			q.headers[lower] = value
+			add(lower)
+			if h := hyphened(lower); h != lower {
+				add(h)
+			}
 		}
 	}
 	return q.headers

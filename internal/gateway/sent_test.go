@@ -1,0 +1,191 @@
+//go:build linux
+
+package gateway
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// inspected opens a connection to api.lab, of HTTP/2 or HTTP/1.1.
+func (in *inside) inspected(t *testing.T, proto string) *tls.Conn {
+	t.Helper()
+	conn := tls.Client(in.connect(t, "api.lab", 443), &tls.Config{ServerName: "api.lab", RootCAs: in.roots, NextProtos: []string{proto}})
+	conn.SetDeadline(time.Now().Add(time.Minute))
+	return conn
+}
+
+// TestJudgedAsSent has a policy judge what the server gets: a header that a proxy takes out by itself, or a part of a query, allows nothing.
+func TestJudgedAsSent(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	got := make(chan *http.Request, 1)
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { got <- r }), "api.lab")
+	in := l.sandbox("one", `allow:
+  - {host: api.lab, methods: [DELETE], when: '"x-dry-run" in request.headers && request.headers["x-dry-run"] == "true"'}
+  - {host: api.lab, methods: [PUT], when: 'request.headers["x-forwarded-for"] == "a"'}
+  - {host: api.lab, methods: [PATCH], when: '"keep-alive" in request.headers || "te" in request.headers && request.headers["te"] != "trailers"'}
+  - {host: api.lab, methods: [GET]}
+deny:
+  - {host: api.lab, when: '"x-danger" in request.headers'}
+`)
+	for _, tt := range []struct {
+		head   string
+		status int
+		want   map[string]string // of what arrives; "?" is the query
+	}{
+		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\n", 200, map[string]string{"X-Dry-Run": "true"}},
+		{"DELETE / HTTP/1.1\r\n", 403, nil},
+		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\nConnection: X-Dry-Run\r\n", 400, nil},
+		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\nConnection: keep-alive, x-dry-run\r\n", 400, nil},
+		{"PUT / HTTP/1.1\r\nX-Forwarded-For: a\r\nContent-Length: 0\r\n", 200, map[string]string{"X-Forwarded-For": "a"}},
+		{"PATCH / HTTP/1.1\r\nKeep-Alive: 5\r\nContent-Length: 0\r\n", 403, nil},
+		{"PATCH / HTTP/1.1\r\nTe: x\r\nContent-Length: 0\r\n", 403, nil},
+		{"GET /q?a=1&b=%zz&c=x;y&d HTTP/1.1\r\nConnection: keep-alive, TE\r\nTe: trailers\r\n", 200, map[string]string{"?": "a=1&b=%zz&c=x;y&d"}},
+		{"GET / HTTP/1.1\r\nX_HTTP_Method_Override: DELETE\r\n", 403, nil},
+		{"GET / HTTP/1.1\r\nX_Danger: 1\r\n", 403, nil},
+	} {
+		conn := in.inspected(t, "http/1.1")
+		fmt.Fprintf(conn, "%sHost: api.lab\r\n\r\n", tt.head)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatalf("%q: %v", tt.head, err)
+		}
+		if res.StatusCode != tt.status {
+			b, _ := io.ReadAll(res.Body)
+			t.Errorf("%q: %d %s; want %d", tt.head, res.StatusCode, b, tt.status)
+		}
+		conn.Close()
+		select {
+		case r := <-got:
+			if tt.status != 200 {
+				t.Errorf("%q arrived", tt.head)
+			}
+			for name, want := range tt.want {
+				have := r.Header.Get(name)
+				if name == "?" {
+					have = r.URL.RawQuery
+				}
+				if have != want {
+					t.Errorf("%q: %s arrived as %q; want %q", tt.head, name, have, want)
+				}
+			}
+		default:
+			if tt.status == 200 {
+				t.Errorf("%q did not arrive", tt.head)
+			}
+		}
+	}
+}
+
+// TestEarlyAnswers has answers go out as they come, whether the request has ended or not.
+func TestEarlyAnswers(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	l.serve("11.1.1.1:443", func(c net.Conn) {
+		c = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{l.cert("api.lab")}})
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		switch r.URL.Path {
+		case "/early":
+			io.WriteString(c, "HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\n\r\nfirst")
+		case "/keep":
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirst")
+		case "/echo":
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n") // it serves one
+			b := make([]byte, 100)
+			for {
+				n, err := r.Body.Read(b)
+				if n > 0 {
+					fmt.Fprintf(c, "%x\r\n%s\r\n", n, b[:n])
+				}
+				if err != nil {
+					io.WriteString(c, "0\r\n\r\n")
+					break
+				}
+			}
+		}
+		io.Copy(io.Discard, c)
+	})
+	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [POST]}")
+	for path, want := range map[string]int{"early": 413, "keep": 200, "echo": 200} {
+		conn := in.inspected(t, "http/1.1")
+		io.WriteString(conn, "POST /"+path+" HTTP/1.1\r\nHost: api.lab\r\nContent-Length: 10\r\n\r\nfirst")
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		b := make([]byte, 5)
+		if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != "first" || res.StatusCode != want || !res.Close {
+			t.Errorf("%s: %d %q, %v, closes %v", path, res.StatusCode, b, err, res.Close)
+		}
+		if path == "echo" {
+			io.WriteString(conn, "other")
+		}
+		if b, err := io.ReadAll(res.Body); err != nil || path == "echo" && string(b) != "other" {
+			t.Errorf("%s: the rest is %q, %v", path, b, err)
+		}
+		conn.Close()
+	}
+}
+
+// TestRefusalsWait has a sandbox that reads no answers keep neither their requests nor more than some of them.
+func TestRefusalsWait(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [GET], paths: [/v1/**]}")
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	const conns, streams, size = 5, 120, 48 << 10
+	for range conns {
+		conn := in.inspected(t, "h2")
+		defer conn.Close()
+		f := newFrames()
+		io.WriteString(&f.out, http2.ClientPreface)
+		f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		go io.Copy(io.Discard, conn)
+		for s := range uint32(streams) {
+			b := f.block(append(plainFields("GET", "/v2/denied"), "x-much", strings.Repeat("~", size))...)
+			for first := true; len(b) > 0; first = false {
+				n := min(len(b), 16000)
+				if first {
+					f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*s + 1, BlockFragment: b[:n], EndStream: true, EndHeaders: n == len(b)})
+				} else {
+					f.WriteContinuation(2*s+1, n == len(b), b[:n])
+				}
+				b = b[n:]
+			}
+			if _, err := conn.Write(f.out.Bytes()); err != nil {
+				t.Fatal(err)
+			}
+			f.out.Reset()
+		}
+	}
+	c, _ := l.g.card("one")
+	eventually(t, "all are on record", func() bool { return len(l.of("http.deny")) >= conns*streams })
+	if n := c.refusing.Load(); n > maxRefusing+conns {
+		t.Errorf("%d refusals wait", n)
+	}
+	if more := heap() - before; more > conns*streams*size/3 {
+		t.Errorf("%d MiB are kept of %d", more>>20, conns*streams*size>>20)
+	}
+	eventually(t, "none waits for ever", func() bool { return c.refusing.Load() == 0 })
+}
