@@ -38,7 +38,8 @@ type Network interface {
 	Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p NetworkPolicy, from warren.SandboxID) error
 	// Detach ends a sandbox's flows and lets go of its card, if it has one.
 	Detach(ctx context.Context, id warren.SandboxID) error
-	// SetPolicy changes the policy of a sandbox that has a card; what it does not allow has ended when it returns.
+	// SetPolicy changes the policy of a sandbox that has a card; what it does not allow has ended when it returns. ErrSuperseded says that another
+	// call, which came later, was faster.
 	SetPolicy(ctx context.Context, id warren.SandboxID, p NetworkPolicy) error
 	// Attached returns the digest of the policy of each sandbox that has a card.
 	Attached(ctx context.Context) (map[warren.SandboxID]string, error)
@@ -53,6 +54,9 @@ type Network interface {
 	// Authority is the certificate that sandboxes have to trust for inspected connections, in PEM form.
 	Authority() []byte
 }
+
+// ErrSuperseded is the answer to a call whose policy is not in force, since that of a later one is.
+var ErrSuperseded = errors.New("a policy that came after it is in force")
 
 // NetworkPolicy is a policy as its author wrote it.
 type NetworkPolicy struct {
@@ -412,7 +416,7 @@ func (e *Engine) arming(ctx context.Context, id warren.SandboxID, do func() erro
 // putPolicy has the gateway take the policy of a sandbox and its secrets as they are now. With settled, a policy of another text is not put into force,
 // but errUnsettled returned: it may be in the middle of being written.
 func (e *Engine) putPolicy(ctx context.Context, sb cardedSandbox, settled []byte) error {
-	return e.arming(ctx, sb.id, func() error {
+	put := func() error {
 		p := e.effective(sb.id, sb.policy)
 		if settled != nil && !bytes.Equal(p.Source, settled) {
 			return errUnsettled
@@ -422,8 +426,19 @@ func (e *Engine) putPolicy(ctx context.Context, sb cardedSandbox, settled []byte
 			return err
 		}
 		return e.opts.Network.SetPolicy(ctx, sb.id, p)
+	}
+	return e.arming(ctx, sb.id, func() error {
+		err := put()
+		// A call that was given up may come to the gateway yet, and before this one. What is in force is to be what is written.
+		for again := 0; errors.Is(err, ErrSuperseded) && again < maxAgain; again++ {
+			err = put()
+		}
+		return err
 	})
 }
+
+// maxAgain is how often a policy is sent again that another has overtaken.
+const maxAgain = 5
 
 var errUnsettled = errors.New("the policy is being written")
 
@@ -504,6 +519,9 @@ func (c policyChange) record() (message string, fields map[string]string) {
 		return "what the secrets of policy " + c.name + " stand for has changed", fields
 	}
 	message = fmt.Sprintf("policy %s has changed from %s to %s", c.name, c.old, c.now.digest)
+	if c.old == unknownText {
+		message = fmt.Sprintf("policy %s is %s now; what it was before is not known", c.name, c.now.digest)
+	}
 	if c.now.problem != "" {
 		message += ", which cannot be used, so that nothing passes: " + c.now.problem
 		fields["problem"] = c.now.problem

@@ -305,7 +305,9 @@ func (e *Engine) rearm(ctx context.Context, name string) error {
 				why = err
 			}
 			failed = append(failed, sb.id)
-			cancel()
+			if errors.Is(err, warren.ErrUnavailable) {
+				cancel()
+			}
 			return nil
 		})
 	}

@@ -24,6 +24,9 @@ type policyNetwork struct {
 	change int // calls of SetPolicy
 	// attaching is called with the policy in hand, before a card has it.
 	attaching func()
+	// overtaken is how many calls of SetPolicy find that a later one is in force, and refuse what they are answered, by sandbox.
+	overtaken map[warren.SandboxID]int
+	refuse    map[warren.SandboxID]error
 	// quiet is for how long there was no traffic; nil means long.
 	quiet func() time.Duration
 	// peers are the private networks, by key; deaf has it take no more.
@@ -94,6 +97,13 @@ func (n *policyNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p Netw
 	}
 	if _, ok := n.have[id]; !ok {
 		return warren.ErrNotFound
+	}
+	if n.overtaken[id] > 0 {
+		n.overtaken[id]--
+		return ErrSuperseded
+	}
+	if n.refuse[id] != nil {
+		return n.refuse[id]
 	}
 	n.have[id] = p
 	n.change++
@@ -237,6 +247,49 @@ func TestChangeWhileStarting(t *testing.T) {
 	close(goOn)
 	if err := <-made; err != nil {
 		t.Error(err)
+	}
+}
+
+// A change of a secret that another call has overtaken is sent again, and what one sandbox is refused is no matter of the others.
+func TestSecretIsOvertaken(t *testing.T) {
+	r, n := secretRig(t)
+	set := func() error {
+		_, err := r.SetSecret(t.Context(), operator, "bank-key", []byte("a-secret-value-4711"))
+		return err
+	}
+	if err := set(); err != nil {
+		t.Fatal(err)
+	}
+	var ids []warren.SandboxID
+	for range 12 { // more than are told side by side
+		ids = append(ids, r.create(operator, Spec{Policy: "bank"}).ID)
+	}
+	n.mu.Lock()
+	n.overtaken = map[warren.SandboxID]int{ids[0]: 2, ids[5]: 1}
+	n.mu.Unlock()
+	if err := set(); err != nil {
+		t.Errorf("overtaken: %v", err)
+	}
+	have := r.secret("bank-key").Sealed
+	for _, id := range ids {
+		if n.of(id, "bank-key").Sealed != have {
+			t.Errorf("sandbox %s has an older one", id)
+		}
+	}
+	n.mu.Lock()
+	n.refuse = map[warren.SandboxID]error{}
+	for _, id := range ids[:9] {
+		n.refuse[id] = errors.New("not this one")
+	}
+	n.mu.Unlock()
+	if err := set(); err == nil || !strings.Contains(err.Error(), "not this one") {
+		t.Errorf("refused for some: %v", err)
+	}
+	have = r.secret("bank-key").Sealed
+	for _, id := range ids[9:] {
+		if n.of(id, "bank-key").Sealed != have {
+			t.Errorf("sandbox %s has an older one, since others are refused it", id)
+		}
 	}
 }
 
