@@ -102,6 +102,8 @@ func kind(err error) error {
 		return &warren.Error{Kind: "unavailable", Resource: warren.ResourceGateway, Err: err}
 	case errors.Is(err, control.ErrNotFound):
 		return fmt.Errorf("%w: %w", err, warren.ErrNotFound)
+	case errors.Is(err, control.ErrSuperseded):
+		return fmt.Errorf("%w: %w", err, engine.ErrSuperseded)
 	case errors.Is(err, control.ErrInvalid):
 		return fmt.Errorf("%w: %w", err, warren.ErrInvalid)
 	case err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded):

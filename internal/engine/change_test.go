@@ -158,3 +158,16 @@ func TestPolicyChangeIsOnRecord(t *testing.T) {
 		return sum == 4
 	})
 }
+
+// What a policy was before this engine is not made up.
+func TestChangeFromUnknown(t *testing.T) {
+	now := policyState{digest: "sha256:aaaa"}
+	for old, want := range map[string]string{
+		unknownText:   "policy lab is sha256:aaaa now; what it was before is not known",
+		"sha256:bbbb": "policy lab has changed from sha256:bbbb to sha256:aaaa",
+	} {
+		if message, fields := (policyChange{"lab", old, now}).record(); message != want || fields["old"] != old {
+			t.Errorf("from %s it is %q, %v", old, message, fields)
+		}
+	}
+}

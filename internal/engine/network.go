@@ -38,7 +38,8 @@ type Network interface {
 	Adopt(ctx context.Context, id warren.SandboxID, outside *os.File, p NetworkPolicy, from warren.SandboxID) error
 	// Detach ends a sandbox's flows and lets go of its card, if it has one.
 	Detach(ctx context.Context, id warren.SandboxID) error
-	// SetPolicy changes the policy of a sandbox that has a card; what it does not allow has ended when it returns.
+	// SetPolicy changes the policy of a sandbox that has a card; what it does not allow has ended when it returns. ErrSuperseded says that another
+	// call, which came later, was faster.
 	SetPolicy(ctx context.Context, id warren.SandboxID, p NetworkPolicy) error
 	// Attached returns the digest of the policy of each sandbox that has a card.
 	Attached(ctx context.Context) (map[warren.SandboxID]string, error)
@@ -53,6 +54,9 @@ type Network interface {
 	// Authority is the certificate that sandboxes have to trust for inspected connections, in PEM form.
 	Authority() []byte
 }
+
+// ErrSuperseded is the answer to a call whose policy is not in force, since that of a later one is.
+var ErrSuperseded = errors.New("a policy that came after it is in force")
 
 // NetworkPolicy is a policy as its author wrote it.
 type NetworkPolicy struct {
@@ -343,13 +347,17 @@ func (e *Engine) card(ctx context.Context, r bootRequest) (*driver.Card, error) 
 	if _, makes := driver.As[driver.CardMaker](e.opts.Drivers[r.row.Driver]); makes {
 		c, err = e.opts.Network.Plan(ctx)
 	} else {
-		p, state := e.judgePolicy(r.row.ID, name)
-		if p, err = e.armed(p, r.spec.Placeholders); err == nil {
-			c, err = e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
-		}
-		if err == nil {
-			e.inForceAnew(ctx, r, name, state)
-		}
+		err = e.arming(ctx, r.row.ID, func() error {
+			p, state := e.judgePolicy(r.row.ID, name)
+			p, err := e.armed(p, r.spec.Placeholders)
+			if err == nil {
+				c, err = e.opts.Network.Attach(ctx, r.row.ID, p, r.row.SourceID)
+			}
+			if err == nil {
+				e.inForceAnew(ctx, r, name, state)
+			}
+			return err
+		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the gateway gives the sandbox no network card: %w", err)
@@ -363,22 +371,76 @@ func (e *Engine) plug(ctx context.Context, r bootRequest) error {
 	if !ok {
 		return nil
 	}
-	p, state := e.judgePolicy(r.row.ID, r.spec.Policy)
-	p, err := e.armed(p, r.spec.Placeholders)
-	if err != nil {
-		return err
-	}
-	f, err := m.Card(ctx, r.row.ID)
-	if err == nil {
-		err = e.opts.Network.Adopt(ctx, r.row.ID, f, p, r.row.SourceID)
-		f.Close()
-	}
-	if err != nil {
-		return fmt.Errorf("the gateway does not serve the sandbox's network card: %w", err)
-	}
-	e.inForceAnew(ctx, r, r.spec.Policy, state)
-	return nil
+	return e.arming(ctx, r.row.ID, func() error {
+		p, state := e.judgePolicy(r.row.ID, r.spec.Policy)
+		p, err := e.armed(p, r.spec.Placeholders)
+		if err != nil {
+			return err
+		}
+		f, err := m.Card(ctx, r.row.ID)
+		if err == nil {
+			err = e.opts.Network.Adopt(ctx, r.row.ID, f, p, r.row.SourceID)
+			f.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("the gateway does not serve the sandbox's network card: %w", err)
+		}
+		e.inForceAnew(ctx, r, r.spec.Policy, state)
+		return nil
+	})
 }
+
+// arming does for a sandbox what reads a policy and its secrets and has the gateway take them, one after the other: what was read later is sent later. Who
+// changes either and then looks at all sandboxes finds none that takes the old text afterwards.
+func (e *Engine) arming(ctx context.Context, id warren.SandboxID, do func() error) error {
+	e.mu.Lock()
+	sb := e.boxes[id]
+	if sb == nil { // a standby, which has the policy of nobody
+		e.mu.Unlock()
+		return do()
+	}
+	if sb.arming == nil {
+		sb.arming = make(chan struct{}, 1)
+	}
+	turn := sb.arming
+	e.mu.Unlock()
+	select {
+	case turn <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("another change of what sandbox %s may reach has not ended: %w", id, ctx.Err())
+	}
+	defer func() { <-turn }()
+	return do()
+}
+
+// putPolicy has the gateway take the policy of a sandbox and its secrets as they are now. With settled, a policy of another text is not put into force,
+// but errUnsettled returned: it may be in the middle of being written.
+func (e *Engine) putPolicy(ctx context.Context, sb cardedSandbox, settled []byte) error {
+	put := func() error {
+		p := e.effective(sb.id, sb.policy)
+		if settled != nil && !bytes.Equal(p.Source, settled) {
+			return errUnsettled
+		}
+		p, err := e.armed(p, sb.placeholders)
+		if err != nil {
+			return err
+		}
+		return e.opts.Network.SetPolicy(ctx, sb.id, p)
+	}
+	return e.arming(ctx, sb.id, func() error {
+		err := put()
+		// A call that was given up may come to the gateway yet, and before this one. What is in force is to be what is written.
+		for again := 0; errors.Is(err, ErrSuperseded) && again < maxAgain; again++ {
+			err = put()
+		}
+		return err
+	})
+}
+
+// maxAgain is how often a policy is sent again that another has overtaken.
+const maxAgain = 5
+
+var errUnsettled = errors.New("the policy is being written")
 
 // removeFrom has a driver remove a sandbox, and the gateway let go of a card that the driver has made, which does not go by itself: whoever
 // serves it keeps it alive. It may be repeated; a gateway that cannot be reached serves nothing.
@@ -457,6 +519,9 @@ func (c policyChange) record() (message string, fields map[string]string) {
 		return "what the secrets of policy " + c.name + " stand for has changed", fields
 	}
 	message = fmt.Sprintf("policy %s has changed from %s to %s", c.name, c.old, c.now.digest)
+	if c.old == unknownText {
+		message = fmt.Sprintf("policy %s is %s now; what it was before is not known", c.name, c.now.digest)
+	}
 	if c.now.problem != "" {
 		message += ", which cannot be used, so that nothing passes: " + c.now.problem
 		fields["problem"] = c.now.problem
@@ -564,12 +629,12 @@ func closeCard(c *driver.Card) {
 	}
 }
 
-// cardedSandbox is a sandbox that runs with a network card.
+// cardedSandbox is a sandbox that has a network card, or may have one at any moment.
 type cardedSandbox struct {
 	id             warren.SandboxID
 	driver, policy string
 	placeholders   map[string][]string
-	// held says that an operation is under way, such as a snapshot. Its card is left alone; what it may do is not.
+	// held says that it does not run yet, or an operation is under way, such as a snapshot. Its card is left alone; what it may do is not.
 	held bool
 }
 
@@ -581,13 +646,14 @@ func (e *Engine) hasCard(id warren.SandboxID) bool {
 	return e.opts.Network != nil && sb != nil && sb.policy != "" && sb.policy != NoNetwork
 }
 
-// carded returns the sandboxes that run with a network card.
+// carded returns the sandboxes that run with a network card, and those that an operation may give one: it is served before they run.
 func (e *Engine) carded() (list []cardedSandbox) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for id, sb := range e.boxes {
-		if sb.state() == Running && sb.policy != "" && sb.policy != NoNetwork {
-			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy, sb.placeholders, sb.op != nil})
+		rests := sb.op == nil && (sb.state() == Paused || sb.state() == Failed)
+		if !rests && sb.policy != "" && sb.policy != NoNetwork {
+			list = append(list, cardedSandbox{id, sb.row.Driver, sb.policy, sb.placeholders, sb.op != nil || sb.state() != Running})
 		}
 	}
 	return list
@@ -598,11 +664,14 @@ func (e *Engine) findPolicies(ctx context.Context) error {
 	e.mu.Lock()
 	var ids []warren.SandboxID
 	for id, sb := range e.boxes {
-		if sb.state() == Running {
+		if sb.state() == Running && sb.policy == "" {
 			ids = append(ids, id)
 		}
 	}
 	e.mu.Unlock()
+	if len(ids) == 0 {
+		return nil
+	}
 	rows, err := e.store.Specs(ctx, ids...)
 	if err != nil {
 		return err
@@ -739,12 +808,21 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 		digest, served := attached[sb.id]
 		switch {
 		case !served && sb.held:
+			// Its card may have come since, with a policy that was read before this one.
+			if err := e.putPolicy(ctx, sb, w.Source); err == nil {
+				note(sb, "", false)
+			} else if !errors.Is(err, warren.ErrNotFound) {
+				e.log.Warn("change the policy of a sandbox that starts", "sandbox", sb.id, "policy", sb.policy, "error", err)
+				failed[sb.policy] = true
+			}
 		case !served:
-			if e.replug(ctx, sb, p) {
+			if e.replug(ctx, sb) {
 				note(sb, unknownText, false)
 			}
 		case digest != p.Digest:
-			if err := e.opts.Network.SetPolicy(ctx, sb.id, p); err != nil {
+			if err := e.putPolicy(ctx, sb, w.Source); sb.held && errors.Is(err, warren.ErrNotFound) {
+				continue // it has ended, or is made anew
+			} else if err != nil {
 				e.log.Error("change the policy of a sandbox", "sandbox", sb.id, "policy", sb.policy, "error", err)
 				failed[sb.policy] = true
 				continue
@@ -777,7 +855,7 @@ func (e *Engine) tendCards(ctx context.Context, policies map[string]*watchedPoli
 }
 
 // replug has a card served again that its gateway lost, and says whether it is.
-func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) bool {
+func (e *Engine) replug(ctx context.Context, sb cardedSandbox) bool {
 	id := sb.id
 	c, ok := driver.As[driver.Carder](e.opts.Drivers[sb.driver])
 	if !ok {
@@ -788,11 +866,18 @@ func (e *Engine) replug(ctx context.Context, sb cardedSandbox, p NetworkPolicy) 
 		e.log.Warn("a sandbox has no network for now", "sandbox", id, "error", err)
 		return false
 	}
-	f, err := c.Card(ctx, id)
-	if err == nil {
-		err = e.opts.Network.Adopt(ctx, id, f, p, "")
-		f.Close()
-	}
+	err := e.arming(ctx, id, func() error {
+		p, err := e.armed(e.effective(id, sb.policy), sb.placeholders)
+		if err != nil {
+			return err
+		}
+		f, err := c.Card(ctx, id)
+		if err == nil {
+			err = e.opts.Network.Adopt(ctx, id, f, p, "")
+			f.Close()
+		}
+		return err
+	})
 	switch {
 	case err == nil:
 		e.log.Info("serve the network card of a sandbox again", "sandbox", id)

@@ -47,11 +47,12 @@ type sandbox struct {
 	policyText string
 	// placeholders are those of the spec, for one that runs.
 	placeholders map[string][]string
-	joining      string // the private network that an update is about to put it into
-	cardLost     uint32 // the generation that was found to have lost its card
-	marked       bool   // the first command was recorded
-	failures     int    // executions that failed soon after their start, in a row
-	notBefore    int64  // line reading before which no use restarts it
+	arming       chan struct{} // see Engine.arming
+	joining      string        // the private network that an update is about to put it into
+	cardLost     uint32        // the generation that was found to have lost its card
+	marked       bool          // the first command was recorded
+	failures     int           // executions that failed soon after their start, in a row
+	notBefore    int64         // line reading before which no use restarts it
 }
 
 // operation is what holds a sandbox: "create", "restart", "pause", "resume" or "delete".

@@ -284,13 +284,17 @@ func (e *Engine) rearm(ctx context.Context, name string) error {
 	var why error
 	var g errgroup.Group
 	g.SetLimit(8)
+	// An engine that has just started does not know yet what its sandboxes have.
+	if err := e.findPolicies(ctx); err != nil {
+		return fmt.Errorf("secret %s: it is written, and sandboxes have what it was before until the gateway can be told: %w", name, err)
+	}
 	for _, sb := range e.carded() {
 		p, err := e.armed(e.effective(sb.id, sb.policy), sb.placeholders)
 		if err != nil || !slices.ContainsFunc(p.Secrets, func(s NetworkSecret) bool { return s.Name == name }) {
 			continue
 		}
 		g.Go(func() error {
-			err := e.opts.Network.SetPolicy(ctx, sb.id, p)
+			err := e.putPolicy(ctx, sb, nil)
 			if err == nil || errors.Is(err, warren.ErrNotFound) {
 				return nil
 			}
@@ -301,7 +305,9 @@ func (e *Engine) rearm(ctx context.Context, name string) error {
 				why = err
 			}
 			failed = append(failed, sb.id)
-			cancel()
+			if errors.Is(err, warren.ErrUnavailable) {
+				cancel()
+			}
 			return nil
 		})
 	}

@@ -22,6 +22,11 @@ type policyNetwork struct {
 	mu     sync.Mutex
 	have   map[warren.SandboxID]NetworkPolicy
 	change int // calls of SetPolicy
+	// attaching is called with the policy in hand, before a card has it.
+	attaching func()
+	// overtaken is how many calls of SetPolicy find that a later one is in force, and refuse what they are answered, by sandbox.
+	overtaken map[warren.SandboxID]int
+	refuse    map[warren.SandboxID]error
 	// quiet is for how long there was no traffic; nil means long.
 	quiet func() time.Duration
 	// peers are the private networks, by key; deaf has it take no more.
@@ -59,6 +64,9 @@ func (n *policyNetwork) Attach(_ context.Context, id warren.SandboxID, p Network
 	if err != nil {
 		return nil, err
 	}
+	if n.attaching != nil {
+		n.attaching()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.have[id] = p
@@ -86,6 +94,16 @@ func (n *policyNetwork) SetPolicy(_ context.Context, id warren.SandboxID, p Netw
 	defer n.mu.Unlock()
 	if n.deaf != nil {
 		return n.deaf
+	}
+	if _, ok := n.have[id]; !ok {
+		return warren.ErrNotFound
+	}
+	if n.overtaken[id] > 0 {
+		n.overtaken[id]--
+		return ErrSuperseded
+	}
+	if n.refuse[id] != nil {
+		return n.refuse[id]
 	}
 	n.have[id] = p
 	n.change++
@@ -145,7 +163,20 @@ secrets:
   - {secret: bank-key, env: BANK_TOKEN, host: bank.example, place: {header: Authorization}}
 `
 
-func secretRig(t *testing.T) (*rig, *policyNetwork) {
+// startingCards is plainCards of which a sandbox with a card waits before it is made.
+type startingCards struct {
+	plainCards
+	starting func(context.Context)
+}
+
+func (d startingCards) Create(ctx context.Context, s *driver.Spec) error {
+	if s.Card != nil {
+		d.starting(ctx)
+	}
+	return d.plainCards.Create(ctx, s)
+}
+
+func secretRig(t *testing.T, more ...func(*Options)) (*rig, *policyNetwork) {
 	n := &policyNetwork{have: map[warren.SandboxID]NetworkPolicy{}}
 	dir := t.TempDir()
 	policies := filepath.Join(dir, "policies")
@@ -162,10 +193,134 @@ func secretRig(t *testing.T) (*rig, *policyNetwork) {
 	r := prepareRig(t, dir, func(o *Options) {
 		o.Network, o.PolicyDir, o.DefaultPolicy, o.Secrets = n, policies, "locked", key
 		o.Drivers = map[string]driver.Driver{"fake": plainCards{o.Drivers["fake"].(*fake.Driver)}}
+		for _, f := range more {
+			f(o)
+		}
 	})
 	r.start()
 	t.Cleanup(r.stop)
 	return r, n
+}
+
+// A secret that is removed, and a policy that is narrowed, count in a sandbox that does not run yet, whose card is served already.
+func TestChangeWhileStarting(t *testing.T) {
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	r, n := secretRig(t, func(o *Options) {
+		o.Drivers["fake"] = startingCards{o.Drivers["fake"].(plainCards), func(ctx context.Context) {
+			close(begun)
+			select {
+			case <-goOn:
+			case <-ctx.Done():
+			}
+		}}
+	})
+	if _, err := r.SetSecret(t.Context(), operator, "bank-key", []byte("a-secret-value-4711")); err != nil {
+		t.Fatal(err)
+	}
+	made := make(chan error, 1)
+	go func() {
+		_, err := r.Create(t.Context(), operator, CreateRequest{Spec: Spec{Policy: "bank"}}, nil)
+		made <- err
+	}()
+	<-begun
+	only := func() (p NetworkPolicy) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, p = range n.have {
+		}
+		return p
+	}
+	if p := only(); len(p.Secrets) != 1 || p.Secrets[0].Sealed == "" {
+		t.Fatalf("the card has %+v", p)
+	}
+	if err := r.DeleteSecret(t.Context(), operator, "bank-key"); err != nil {
+		t.Fatal(err)
+	}
+	if p := only(); len(p.Secrets) != 1 || p.Secrets[0].Sealed != "" {
+		t.Errorf("after the secret is removed the card has %+v", p)
+	}
+	const narrow = "allow: [other.example]\n"
+	if err := os.WriteFile(filepath.Join(r.dir, "policies", "bank.yaml"), []byte(narrow), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the narrowed policy counts", func() bool { return string(only().Source) == narrow })
+	close(goOn)
+	if err := <-made; err != nil {
+		t.Error(err)
+	}
+}
+
+// A change of a secret that another call has overtaken is sent again, and what one sandbox is refused is no matter of the others.
+func TestSecretIsOvertaken(t *testing.T) {
+	r, n := secretRig(t)
+	set := func() error {
+		_, err := r.SetSecret(t.Context(), operator, "bank-key", []byte("a-secret-value-4711"))
+		return err
+	}
+	if err := set(); err != nil {
+		t.Fatal(err)
+	}
+	var ids []warren.SandboxID
+	for range 12 { // more than are told side by side
+		ids = append(ids, r.create(operator, Spec{Policy: "bank"}).ID)
+	}
+	n.mu.Lock()
+	n.overtaken = map[warren.SandboxID]int{ids[0]: 2, ids[5]: 1}
+	n.mu.Unlock()
+	if err := set(); err != nil {
+		t.Errorf("overtaken: %v", err)
+	}
+	have := r.secret("bank-key").Sealed
+	for _, id := range ids {
+		if n.of(id, "bank-key").Sealed != have {
+			t.Errorf("sandbox %s has an older one", id)
+		}
+	}
+	n.mu.Lock()
+	n.refuse = map[warren.SandboxID]error{}
+	for _, id := range ids[:9] {
+		n.refuse[id] = errors.New("not this one")
+	}
+	n.mu.Unlock()
+	if err := set(); err == nil || !strings.Contains(err.Error(), "not this one") {
+		t.Errorf("refused for some: %v", err)
+	}
+	have = r.secret("bank-key").Sealed
+	for _, id := range ids[9:] {
+		if n.of(id, "bank-key").Sealed != have {
+			t.Errorf("sandbox %s has an older one, since others are refused it", id)
+		}
+	}
+}
+
+// A secret is not said to be removed while a card is on its way that was to have it.
+func TestChangeWhileAttaching(t *testing.T) {
+	r, n := secretRig(t)
+	if _, err := r.SetSecret(t.Context(), operator, "bank-key", []byte("a-secret-value-4711")); err != nil {
+		t.Fatal(err)
+	}
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	n.attaching = func() { close(begun); <-goOn }
+	made, removed := make(chan error, 1), make(chan error, 1)
+	var sb *Sandbox
+	go func() {
+		var err error
+		sb, err = r.Create(t.Context(), operator, CreateRequest{Spec: Spec{Policy: "bank"}}, nil)
+		made <- err
+	}()
+	<-begun
+	go func() { removed <- r.DeleteSecret(t.Context(), operator, "bank-key") }()
+	eventually(t, "the secret is gone", func() bool { return r.secret("bank-key") == nil })
+	close(goOn)
+	if err := <-made; err != nil {
+		t.Error(err)
+	}
+	if err := <-removed; err != nil {
+		t.Error(err)
+	}
+	if s := n.of(sb.ID, "bank-key"); s.Name == "" || s.Sealed != "" {
+		t.Errorf("the card has %+v", s)
+	}
 }
 
 func TestSecrets(t *testing.T) {

@@ -354,11 +354,7 @@ func (e *Engine) setPolicy(ctx context.Context, id warren.SandboxID, s *Spec) er
 	if s.Policy == "" || s.Policy == NoNetwork || e.opts.Network == nil {
 		return nil
 	}
-	p, err := e.armed(e.effective(id, s.Policy), s.Placeholders)
-	if err != nil {
-		return err
-	}
-	if err := e.opts.Network.SetPolicy(ctx, id, p); err != nil {
+	if err := e.putPolicy(ctx, cardedSandbox{id: id, policy: s.Policy, placeholders: s.Placeholders}, nil); err != nil {
 		return fmt.Errorf("the gateway does not serve its network card: %w", err)
 	}
 	return nil

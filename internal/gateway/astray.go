@@ -92,6 +92,11 @@ func goesAstray(network tcpip.NetworkProtocolNumber, b []byte) (a astray, is boo
 			a.reason = "the address is of no network, and a packet for it leads nowhere"
 		case from.IsMulticast() || from.IsLoopback() || from == broadcast:
 			a.reason = fmt.Sprintf("the packet says that it is from %s, which sends none", from)
+		// Of a datagram the gateway decides, and says so.
+		case proto == unix.IPPROTO_TCP && (a.to == broadcast || a.to.IsUnspecified()):
+			a.reason = "the address is of no receiver, and no connection leads to it"
+		case proto == unix.IPPROTO_TCP && from.IsUnspecified():
+			a.reason = fmt.Sprintf("the packet says that it is from %s, to which no answer leads", from)
 		default:
 			return a, false
 		}

@@ -99,6 +99,8 @@ func TestAstrayOnRecord(t *testing.T) {
 		ipPacket(own4, "127.0.0.1", unix.IPPROTO_UDP, datagramTo(7420)), ipPacket(own4, "127.0.0.1", unix.IPPROTO_TCP, syn), ipPacket(own6, "::1", unix.IPPROTO_UDP, datagramTo(53)),
 		ipPacket(own6, "::ffff:169.254.169.254", unix.IPPROTO_TCP, syn), ipPacket("224.0.0.5", "11.6.1.2", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("255.255.255.255", "11.6.1.3", unix.IPPROTO_UDP, datagramTo(99)),
 		ipPacket("127.0.0.1", "11.6.1.4", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("ff02::1", "2a00::17", unix.IPPROTO_UDP, datagramTo(99)), ipPacket("::1", "2a00::18", unix.IPPROTO_UDP, datagramTo(99)),
+		ipPacket(own4, "255.255.255.255", unix.IPPROTO_TCP, syn), ipPacket(own4, "0.0.0.0", unix.IPPROTO_TCP, syn), ipPacket(own6, "::", unix.IPPROTO_TCP, syn),
+		ipPacket("0.0.0.0", "11.6.1.5", unix.IPPROTO_TCP, syn), ipPacket("::", "2a00::20", unix.IPPROTO_TCP, syn), ipPacket("0.0.0.0", "11.6.1.6", unix.IPPROTO_UDP, datagramTo(99)),
 		// What is decided on is told by who does, once.
 		ipPacket(own6, "2a00::19", unix.IPPROTO_DSTOPTS, behind(options(), unix.IPPROTO_UDP, datagramTo(99))), ipPacket(own4, "255.255.255.255", unix.IPPROTO_UDP, datagramTo(67)),
 		ipPacket(own4, "11.6.0.1", unix.IPPROTO_GRE, make([]byte, 8)), ipPacket(own4, "11.6.0.2", unix.IPPROTO_SCTP, make([]byte, 8)), ipPacket(own4, "224.0.0.9", unix.IPPROTO_IGMP, make([]byte, 8)),
@@ -120,6 +122,7 @@ func TestAstrayOnRecord(t *testing.T) {
 		"flow.deny ff02::1:fb 5353 udp 0", "flow.deny ff02::1:fc 443 tcp 0", "flow.deny 224.0.0.253 0 udp 0", "flow.deny 11.6.1.1 0 ip/47 0", "flow.deny 127.0.0.1 7420 udp 0",
 		"flow.deny 127.0.0.1 443 tcp 0", "flow.deny ::1 53 udp 0", "flow.deny ::ffff:169.254.169.254 443 tcp 0", "flow.deny 11.6.1.2 99 udp 0", "flow.deny 11.6.1.3 99 udp 0", "flow.deny 11.6.1.4 99 udp 0",
 		"flow.deny 2a00::17 99 udp 0", "flow.deny 2a00::18 99 udp 0", "flow.deny 2a00::19 99 udp 0", "flow.deny 255.255.255.255 67 udp 0",
+		"flow.deny 255.255.255.255 443 tcp 0", "flow.deny 0.0.0.0 443 tcp 0", "flow.deny :: 443 tcp 0", "flow.deny 11.6.1.5 443 tcp 0", "flow.deny 2a00::20 443 tcp 0", "flow.deny 11.6.1.6 99 udp 0",
 		"flow.deny 11.6.0.1 0 ip/47 0", "flow.deny 11.6.0.2 0 ip/132 0", "flow.deny 11.6.0.3 99 udp 0", "flow.deny 11.6.0.4 443 tcp 0", "flow.deny 11.6.0.6 99 udp 0",
 		"flow.deny 224.0.0.251 5353 udp 0", "flow.deny 224.0.0.9 0 ip/2 0", "flow.deny 2a00::1 0 ip/47 0", "flow.deny ff02::fb 5353 udp 0",
 	}

@@ -129,7 +129,7 @@ type card struct {
 	rules  atomic.Pointer[Rules]
 	vault  atomic.Pointer[vault]
 	ledger *ledger
-	// setting orders those who change the rules, of whom turn was the last.
+	// setting orders those who change the rules, of whom turn was the last; the gateway's mu guards turn.
 	setting sync.Mutex
 	turn    uint64
 
@@ -143,6 +143,9 @@ type card struct {
 
 // ErrNotFound says that a sandbox has no card.
 var ErrNotFound = errors.New("the sandbox has no card")
+
+// ErrSuperseded says that what came later than a call is in force, and stays.
+var ErrSuperseded = errors.New("one that came after it is in force")
 
 // Attach serves a card, under rules which hold from the first packet on: what a device has got before waits, or is lost. The end is the gateway's
 // then, also after a failure. A card that
@@ -174,6 +177,10 @@ func (g *Gateway) attach(id string, end *os.File, r Rules, from string, turn uin
 		return errors.New("the gateway is closed")
 	}
 	before := g.cards[id]
+	if before != nil && turn < before.turn {
+		end.Close()
+		return fmt.Errorf("attach sandbox %s with policy %q: %w", id, r.Policy.Name(), ErrSuperseded)
+	}
 	if before != nil {
 		delete(g.cards, id)
 		go before.close()
@@ -246,16 +253,10 @@ func (g *Gateway) setPolicy(id string, r Rules, turn uint64) error {
 	if r.Policy == nil {
 		return fmt.Errorf("sandbox %s: no policy", id)
 	}
-	c, err := g.card(id)
+	c, err := g.settable(id, turn)
 	if err != nil {
-		return err
+		return fmt.Errorf("policy %q was not put into force: %w", r.Policy.Name(), err)
 	}
-	c.setting.Lock()
-	if turn < c.turn {
-		c.setting.Unlock()
-		return fmt.Errorf("sandbox %s: policy %q was not put into force: one that came after it is; look at which it is, and set it again if it is to hold", id, r.Policy.Name())
-	}
-	c.turn = turn
 	c.set(r)
 	c.setting.Unlock()
 	c.mu.Lock()
@@ -273,6 +274,34 @@ func (g *Gateway) setPolicy(id string, r Rules, turn uint64) error {
 	}
 	c.forward.Swap(g.inspect.transport(c)).CloseIdleConnections()
 	return nil
+}
+
+// settable returns the card of a sandbox, whose rules the caller alone may set, until it unlocks setting.
+func (g *Gateway) settable(id string, turn uint64) (*card, error) {
+	for {
+		c, err := g.card(id)
+		if err != nil {
+			return nil, err
+		}
+		c.setting.Lock()
+		g.mu.Lock()
+		now, last := g.cards[id], c.turn
+		if now == c && turn >= last {
+			c.turn = turn
+		}
+		g.mu.Unlock()
+		switch {
+		case now == c && turn >= last:
+			return c, nil
+		case now == c:
+			err = fmt.Errorf("sandbox %s: %w", id, ErrSuperseded)
+		}
+		c.setting.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		// Another card has come in its place, which may have come before this call.
+	}
 }
 
 // set puts rules into force.

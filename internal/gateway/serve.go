@@ -216,6 +216,8 @@ func kindOf(err error) string {
 		return "not_found"
 	case errors.Is(err, errPolicy):
 		return "invalid"
+	case errors.Is(err, ErrSuperseded):
+		return "superseded"
 	}
 	return ""
 }

@@ -62,5 +62,39 @@ func TestPoliciesInTurn(t *testing.T) {
 		if d, err := l.g.Digest("one"); err != nil || d != c.inForce {
 			t.Errorf("after the %s policy the %s is in force, %v; want the %s", c.digest, d, err, c.inForce)
 		}
+		if !r.OK && r.Kind != "superseded" {
+			t.Errorf("what was overtaken is answered with the kind %q", r.Kind)
+		}
+	}
+
+	// A card that was asked for before does not come in place of one with a newer policy either, and one that is asked for later does.
+	attach := func(c *net.UnixConn, digest string) (r control.Response) {
+		if err := message.Write(c, &control.Request{Op: control.OpAttach, ID: "one", Policy: &control.Policy{Name: digest, Source: []byte("extends: locked"), Digest: digest}}); err != nil {
+			t.Fatal(err)
+		}
+		files, err := message.Read(c, &r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			t.Cleanup(func() { f.Close() })
+		}
+		return r
+	}
+	before, between, after := begin(), begin(), begin()
+	if r := set(between, "extends: locked", "between"); !r.OK {
+		t.Fatalf("%+v", r)
+	}
+	if r := attach(before, "before"); r.OK || r.Kind != "superseded" {
+		t.Errorf("a card that was asked for before is answered with %+v", r)
+	}
+	if d, err := l.g.Digest("one"); err != nil || d != "between" {
+		t.Errorf("the policy %s is in force, %v", d, err)
+	}
+	if r := attach(after, "after"); !r.OK {
+		t.Errorf("a card that was asked for after is answered with %+v", r)
+	}
+	if d, err := l.g.Digest("one"); err != nil || d != "after" {
+		t.Errorf("the policy %s is in force, %v", d, err)
 	}
 }

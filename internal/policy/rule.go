@@ -215,8 +215,16 @@ func (r *rule) describe() string {
 	if r.any {
 		names = append(names, "any host")
 	}
-	if n := len(names); n > 3 {
-		names = append(names[:3:3], fmt.Sprintf("%d more", n-3))
+	shown := func(names []string) string {
+		if n := len(names); n > 3 {
+			names = append(names[:3:3], fmt.Sprintf("%d more", n-3))
+		}
+		return strings.Join(names, ", ")
+	}
+	what := shown(names)
+	if n := len(r.hosts); n > 0 && n < len(names) && !r.any {
+		// The blocks are not open by themselves.
+		what = shown(names[:n]) + ", also where it resolves to " + shown(names[n:])
 	}
 	protocol := string(r.protocol)
 	if protocol == "" {
@@ -225,7 +233,7 @@ func (r *rule) describe() string {
 			protocol = "http and https"
 		}
 	}
-	parts := []string{strings.Join(names, ", "), protocol, r.ports.String()}
+	parts := []string{what, protocol, r.ports.String()}
 	if len(r.methods) > 0 {
 		parts = append(parts, strings.Join(r.methods, " "))
 	}

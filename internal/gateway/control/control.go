@@ -136,6 +136,8 @@ type Attached struct {
 var (
 	ErrNotFound = errors.New("the sandbox has no card")
 	ErrInvalid  = errors.New("the policy is invalid")
+	// ErrSuperseded says that what another call has set, which came later, is in force.
+	ErrSuperseded = errors.New("the policy was superseded")
 )
 
 // ErrSilent says that there is a gateway, and that it does not answer in time. It is left as it is: nothing of sandboxes passes meanwhile, whoever has stopped it may have
@@ -424,7 +426,7 @@ func (c *Client) exchange(ctx context.Context, req *Request, files ...*os.File) 
 }
 
 func decode(r *Response) error {
-	for kind, err := range map[string]error{"not_found": ErrNotFound, "invalid": ErrInvalid} {
+	for kind, err := range map[string]error{"not_found": ErrNotFound, "invalid": ErrInvalid, "superseded": ErrSuperseded} {
 		if r.Kind == kind {
 			return fmt.Errorf("%s: %w", r.Error, err)
 		}
