@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
@@ -79,6 +80,9 @@ func policyFile(a *app, path string) (name, source string, err error) {
 	} else {
 		b, err = os.ReadFile(path)
 		name = strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	}
+	if errors.Is(err, fs.ErrNotExist) && name == path {
+		err = fmt.Errorf("%w; a policy that the server has is shown by warren policy show %s", err, path)
 	}
 	return name, string(b), err
 }

@@ -246,7 +246,8 @@ func TestStopAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestGivenUpOnRecord has a client leave while a server thinks: on record is that the server had got the request, over both kinds of HTTP.
+// TestGivenUpOnRecord has a client leave while a server thinks: on record is that the server had got the request, or may have, over both
+// kinds of HTTP. The server can be quicker than the report that all was written.
 func TestGivenUpOnRecord(t *testing.T) {
 	l := newLab(t)
 	l.name("slow.lab", "11.1.1.1")
@@ -274,7 +275,7 @@ func TestGivenUpOnRecord(t *testing.T) {
 		eventually(t, url+" is on record", func() bool { return l.has("http.fail", "slow.lab") })
 		l.mu.Lock()
 		for _, e := range l.entries {
-			if e.Action == "http.fail" && (e.Reason != givenUpAfter || e.Path != "/x") {
+			if e.Action == "http.fail" && (e.Reason != givenUpAfter && e.Reason != givenUpDuring || e.Path != "/x") {
 				t.Errorf("%s: on record is %+v", url, e)
 			}
 		}
