@@ -348,6 +348,9 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	e.Path = path
 	rules, vault := c.rules.Load(), c.vault.Load()
 	p := rules.Policy
+	if p.PlatformCredentialsOnly() {
+		secret.StripCredentials(r)
+	}
 	ask := policy.Request{Flow: conn.to, Method: r.Method, Path: path, Query: r.URL.RawQuery, Header: r.Header}
 	v := p.Request(ask)
 	if !v.Allow {
@@ -384,9 +387,6 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	out := r.WithContext(httptrace.WithClientTrace(context.WithValue(f.life, flowKey{}, f), framing.LimitInformational()))
 	out.URL = &url.URL{Scheme: string(conn.to.Protocol), Host: hostPort(conn.to), Path: unescaped, RawPath: path, RawQuery: r.URL.RawQuery}
 	out.Host = canonicalHost(conn.to)
-	if p.PlatformCredentialsOnly() {
-		secret.StripCredentials(out)
-	}
 	if unusable != nil {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, unusable.Error(), http.StatusBadGateway
 		c.refuse(e)

@@ -31,7 +31,9 @@ func TestJudgedAsSent(t *testing.T) {
 	l.name("api.lab", "11.1.1.1")
 	got := make(chan *http.Request, 1)
 	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { got <- r }), "api.lab")
-	in := l.sandbox("one", `allow:
+	in := l.sandbox("one", `platform_credentials_only: true
+allow:
+  - {host: api.lab, methods: [POST], when: '"authorization" in request.headers'}
   - {host: api.lab, methods: [DELETE], when: '"x-dry-run" in request.headers && request.headers["x-dry-run"] == "true"'}
   - {host: api.lab, methods: [PUT], when: 'request.headers["x-forwarded-for"] == "a"'}
   - {host: api.lab, methods: [PATCH], when: '"keep-alive" in request.headers || "te" in request.headers && request.headers["te"] != "trailers"'}
@@ -49,6 +51,7 @@ deny:
 		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\nConnection: X-Dry-Run\r\n", 400, nil},
 		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\nConnection: keep-alive, x-dry-run\r\n", 400, nil},
 		{"PUT / HTTP/1.1\r\nX-Forwarded-For: a\r\nContent-Length: 0\r\n", 200, map[string]string{"X-Forwarded-For": "a"}},
+		{"POST / HTTP/1.1\r\nAuthorization: Bearer mine\r\nContent-Length: 0\r\n", 403, nil},
 		{"PATCH / HTTP/1.1\r\nKeep-Alive: 5\r\nContent-Length: 0\r\n", 403, nil},
 		{"PATCH / HTTP/1.1\r\nTe: x\r\nContent-Length: 0\r\n", 403, nil},
 		{"GET /q?a=1&b=%zz&c=x;y&d HTTP/1.1\r\nConnection: keep-alive, TE\r\nTe: trailers\r\n", 200, map[string]string{"?": "a=1&b=%zz&c=x;y&d"}},
