@@ -482,7 +482,7 @@ func (s *Server) explain(r *http.Request, err error) *problem {
 	var slow net.Error
 	errors.As(err, &dial)
 	_, faulty := framing.IsFault(err)
-	if said, ok := r.Context().Value(framingKey{}).(*framing.Conn); ok && !faulty {
+	if said, _ := r.Context().Value(framingKey{}).(*framing.Conn); said != nil && !faulty { // HTTP/2 has none
 		// The server takes the end that a fault puts to the request for its client's leaving, and may be first to say so.
 		faulty = said.Fault() != nil
 	}

@@ -1301,3 +1301,13 @@ func TestFaultyChunk(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingListensOverTLS has the page that explains go out over HTTP/2 too, whose connections have no framing to be looked at.
+func TestNothingListensOverTLS(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Domain, o.Secure = "preview.lab", true })
+	r.listen(boxA, 3000, echo) // the sandbox is there
+	r.publicPorts[3001] = true
+	if res, body := r.do("GET", r.s.URL(boxA, 3001)); res.ProtoMajor != 2 || res.StatusCode != http.StatusBadGateway && res.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("%s %s: %s", res.Proto, res.Status, body)
+	}
+}
