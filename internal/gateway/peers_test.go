@@ -765,6 +765,16 @@ func TestPeerServed(t *testing.T) {
 	}
 	first, second := say(), say() // which ask once
 	asked()
+	card, err := l.g.card("sa")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Who came later would find it there, and perhaps not listening yet.
+	eventually(t, "both wait", func() bool {
+		card.mu.Lock()
+		defer card.mu.Unlock()
+		return len(card.flows) == 2
+	})
 	b := l.sandbox("sb", "extends: locked")
 	b.serve(9000, echo)
 	call(control.Request{Op: control.OpWoken, ID: "sb"})
