@@ -453,21 +453,19 @@ func (c *changes) mode(name string) (uint32, error) {
 }
 
 func (c *changes) stat(name string) (mode uint32, size int64, err error) {
+	st, err := c.lstat(name)
+	if vanished(err) {
+		return 0, 0, nil
+	}
+	return st.Mode & unix.S_IFMT, st.Size, err
+}
+
+func (c *changes) lstat(name string) (st unix.Stat_t, err error) {
 	dir, err := c.walk.dir(path.Dir(name))
-	if err != nil {
-		if vanished(err) {
-			return 0, 0, nil
-		}
-		return 0, 0, err
+	if err == nil {
+		err = unix.Fstatat(dir, path.Base(name), &st, unix.AT_SYMLINK_NOFOLLOW)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(dir, path.Base(name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		if vanished(err) {
-			return 0, 0, nil
-		}
-		return 0, 0, err
-	}
-	return st.Mode & unix.S_IFMT, st.Size, nil
+	return st, err
 }
 
 // repository takes the files of a repository inside the workspace as plain files.

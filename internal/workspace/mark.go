@@ -268,11 +268,7 @@ func (s *Store) listSince(ctx context.Context, onTree func(...string) *git.Cmd, 
 
 // stamp tells a file without its content, or says "gone".
 func (c *changes) stamp(name string) (string, int64) {
-	dir, err := c.walk.dir(path.Dir(name))
-	var st unix.Stat_t
-	if err == nil {
-		err = unix.Fstatat(dir, path.Base(name), &st, unix.AT_SYMLINK_NOFOLLOW)
-	}
+	st, err := c.lstat(name)
 	if err != nil {
 		return "gone", 0
 	}
@@ -283,11 +279,7 @@ func (c *changes) stamp(name string) (string, int64) {
 // whose size the index does not have, or has in 32 bits, is read by git however large it has become. It returns their names.
 func (c *changes) passOver(x *index, o snapOptions) (map[string]bool, error) {
 	passed := map[string]bool{}
-	type unknown struct {
-		name string
-		size int64
-	}
-	var unsure []unknown
+	var unsure []string
 	for _, e := range x.entries {
 		if e.mode&unix.S_IFMT != unix.S_IFREG {
 			continue
@@ -296,11 +288,7 @@ func (c *changes) passOver(x *index, o snapOptions) (map[string]bool, error) {
 			passed[e.name] = true // see compareHeld
 			continue
 		}
-		var st unix.Stat_t
-		dir, err := c.walk.dir(path.Dir(e.name))
-		if err == nil {
-			err = unix.Fstatat(dir, path.Base(e.name), &st, unix.AT_SYMLINK_NOFOLLOW)
-		}
+		st, err := c.lstat(e.name)
 		if vanished(err) {
 			continue
 		}
@@ -313,17 +301,10 @@ func (c *changes) passOver(x *index, o snapOptions) (map[string]bool, error) {
 		case st.Size > c.most && (is.size == 0 || int64(is.size) != st.Size):
 			passed[e.name] = c.hold(e.name, st.Size)
 		case is.size == 0:
-			unsure = append(unsure, unknown{e.name, st.Size})
+			unsure, c.sizes[e.name] = append(unsure, e.name), st.Size
 		}
 	}
-	if budget := o.budget; budget > 0 {
-		slices.SortFunc(unsure, func(a, b unknown) int { return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.name, b.name)) })
-		for _, u := range unsure {
-			if budget -= u.size; budget < 0 {
-				passed[u.name] = c.hold(u.name, u.size)
-			}
-		}
-	}
+	maps.Copy(passed, c.over(unsure, o.budget))
 	for name := range passed {
 		c.seen[name] = true
 	}
@@ -332,19 +313,24 @@ func (c *changes) passOver(x *index, o snapOptions) (map[string]bool, error) {
 
 // afford leaves out the largest of the files that are more than budget together.
 func (c *changes) afford(budget int64) {
-	if budget == 0 {
-		return
-	}
-	all := append(slices.Clone(c.add), c.nested...)
-	slices.SortFunc(all, func(a, b string) int { return cmp.Or(cmp.Compare(c.sizes[a], c.sizes[b]), cmp.Compare(a, b)) })
+	over := c.over(append(slices.Clone(c.add), c.nested...), budget)
+	out := func(n string) bool { return over[n] }
+	c.add, c.nested = slices.DeleteFunc(c.add, out), slices.DeleteFunc(c.nested, out)
+}
+
+// over holds the largest of the files that are more than budget together, and returns their names; 0 is no bound.
+func (c *changes) over(names []string, budget int64) map[string]bool {
 	over := map[string]bool{}
-	for _, n := range all {
+	if budget == 0 {
+		return over
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(c.sizes[a], c.sizes[b]), cmp.Compare(a, b)) })
+	for _, n := range names {
 		if budget -= c.sizes[n]; budget < 0 {
 			over[n] = c.hold(n, c.sizes[n])
 		}
 	}
-	out := func(n string) bool { return over[n] }
-	c.add, c.nested = slices.DeleteFunc(c.add, out), slices.DeleteFunc(c.nested, out)
+	return over
 }
 
 // compareHeld finds out which of the files changed that the mark has by their stamps.
