@@ -28,8 +28,8 @@ func faulty(format string, args ...any) *Error { return &Error{fmt.Sprintf(forma
 const (
 	// maxLine bounds what is kept of a line: the whole of a request's first, and of a header as much as a length or an encoding may need.
 	maxLine = 512 << 10
-	// maxHeaders is how many lines a header may have. Each costs its reader several times its size.
-	maxHeaders = 1000
+	// MaxHeaders is how many lines the header of a request may have. Each costs its reader several times its size.
+	MaxHeaders = 1000
 	// maxChunkLine bounds the line before a chunk.
 	maxChunkLine = 256
 	// maxTrailer bounds what follows the last chunk.
@@ -360,8 +360,8 @@ func (s *scanner) first(text string, bare bool) {
 
 // field takes a line of a header.
 func (s *scanner) field(text string, bare bool) {
-	if s.lines++; s.lines == maxHeaders+1 {
-		s.wrong("its header has more than %d lines", maxHeaders)
+	if s.lines++; s.lines == MaxHeaders+1 {
+		s.wrong("its header has more than %d lines", MaxHeaders)
 	}
 	name, value, ok := strings.Cut(text, ":")
 	value = strings.Trim(value, " \t")

@@ -84,7 +84,7 @@ func TestFaults(t *testing.T) {
 		"GET /  HTTP/1.1\r\n\r\n":                                                               "first line",
 		"GET /\r\n\r\n":                                                                         "first line",
 		"PRI * HTTP/2.0\r\n\r\n":                                                                "version",
-		"GET / HTTP/1.1\r\n" + strings.Repeat("a: b\r\n", maxHeaders+1) + "\r\n":                "more than 1000",
+		"GET / HTTP/1.1\r\n" + strings.Repeat("a: b\r\n", MaxHeaders+1) + "\r\n":                "more than 1000",
 	} {
 		for name, r := range map[string]io.Reader{"at once": strings.NewReader(text + plain), "byte by byte": iotest.OneByteReader(strings.NewReader(text + plain))} {
 			got, heads, err := hear(r)

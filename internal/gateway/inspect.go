@@ -41,8 +41,6 @@ const (
 	answerTime = 30 * time.Minute
 	// maxStreamHeader bounds the head of a request of HTTP/2, of which a connection has many at a time.
 	maxStreamHeader = 64 << 10
-	// maxHeaders is how many headers a request of HTTP/2 may have. Over HTTP/1 its framing is read by a package of our own, which counts them.
-	maxHeaders = 1000
 	// maxRefusing is how many refusals of HTTP/2 may wait for a sandbox to read them, and refusalTime how long.
 	maxRefusing = 256
 	refusalTime = 10 * time.Second
@@ -484,8 +482,8 @@ func checkFraming(r *http.Request, said *framing.Conn) error {
 		for _, values := range r.Header {
 			count += len(values)
 		}
-		if count > maxHeaders {
-			return fmt.Errorf("its header has more than %d lines", maxHeaders)
+		if count > framing.MaxHeaders { // over HTTP/1 they are counted as they come
+			return fmt.Errorf("its header has more than %d lines", framing.MaxHeaders)
 		}
 		lengths := r.Header["Content-Length"]
 		if len(lengths) > 1 {
