@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/warren-sandbox/warren"
 )
 
 // counts is a process whose memory must go on: it writes each number once, and never again.
@@ -144,4 +147,58 @@ func (h *home) sentries(id string) (pids []string) {
 		}
 	}
 	return pids
+}
+
+// busyServer closes connections that are made to it, so that the ports of their clients are in TIME_WAIT at its end, and then goes on answering.
+const busyServer = `
+import socket, threading
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", 8000))
+s.listen(100)
+def serve():
+    while True:
+        c, _ = s.accept()
+        c.sendall(b"hi")
+        c.close()
+threading.Thread(target=serve).start()
+for _ in range(12000):
+    c = socket.create_connection(("127.0.0.1", 8000))
+    while c.recv(10): pass
+    c.close()
+open("/tmp/ready", "w").close()
+`
+
+// TestResumedPorts connects to a port that had many connections just before a pause: after it the kernel inside takes a new one from the same port as one of them
+// for an old one of it, and does not answer.
+func TestResumedPorts(t *testing.T) {
+	h := newHome(t)
+	h.warren("create", "--name", "s")
+	cmd := h.command("exec", "-i", "s", "--", "sh", "-c", "cat >/tmp/busy.py")
+	cmd.Stdin = strings.NewReader(busyServer)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	h.warren("exec", "-d", "s", "--", "python3", "/tmp/busy.py")
+	h.warren("exec", "s", "--", "sh", "-c", "until [ -e /tmp/ready ]; do sleep 0.1; done")
+	h.warren("pause", "s")
+	c, err := warren.Connect(t.Context(), warren.Options{URL: "unix://" + filepath.Join(h.dir, "warren.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	box, err := c.Sandbox(t.Context(), "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		conn, err := box.Dial(t.Context(), 8000)
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		if got, err := io.ReadAll(conn); string(got) != "hi" {
+			t.Errorf("connection %d: %q, %v", i, got, err)
+		}
+		conn.Close()
+	}
 }

@@ -43,7 +43,7 @@ type Config struct {
 	Port uint16
 	// Accept takes a connection to Port. It must not block.
 	Accept func(net.Conn)
-	// Dial connects to a port of the loopback; the default tries 127.0.0.1 and then ::1.
+	// Dial connects to a port of the loopback; the default is [DialLoopback].
 	Dial func(ctx context.Context, port uint16) (net.Conn, error)
 }
 
@@ -62,7 +62,7 @@ func YamuxConfig() *yamux.Config {
 // Serve carries streams over conn until it ends.
 func Serve(conn io.ReadWriteCloser, c Config) error {
 	if c.Dial == nil {
-		c.Dial = dialLoopback
+		c.Dial = DialLoopback
 	}
 	session, err := yamux.Server(conn, YamuxConfig())
 	if err != nil {
@@ -90,14 +90,55 @@ func Serve(conn io.ReadWriteCloser, c Config) error {
 	}
 }
 
-func dialLoopback(ctx context.Context, port uint16) (net.Conn, error) {
-	var d net.Dialer
+// DialLoopback connects to a port of the sandbox's own, on 127.0.0.1 or else on ::1.
+func DialLoopback(ctx context.Context, port uint16) (net.Conn, error) {
 	p := strconv.Itoa(int(port))
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", p))
-	if err != nil {
-		conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort("::1", p))
+	conn, err := insist(ctx, net.JoinHostPort("127.0.0.1", p))
+	if err == nil || ctx.Err() != nil {
+		return conn, err
 	}
-	return conn, err
+	if v6, err := insist(ctx, net.JoinHostPort("::1", p)); err == nil {
+		return v6, nil
+	}
+	return nil, err
+}
+
+// patience is how long a connection of the loopback may take before another is tried beside it, doubled each time. It is made at once, or refused, but for one
+// case besides a server that is behind: a pause or a fork has the kernel begin to count the bytes of connections at another number, and it takes one from a port
+// that a connection in TIME_WAIT still has for an old one of it, and does not answer (gVisor, for a minute). Another try has another port.
+const patience = 200 * time.Millisecond
+
+// insist connects by the first of some tries that comes through.
+func insist(ctx context.Context, address string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result)
+	try := func() {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "tcp", address)
+		select {
+		case results <- result{conn, err}:
+		case <-ctx.Done():
+			if conn != nil {
+				conn.Close()
+			}
+		}
+	}
+	go try()
+	for wait := patience; ; wait *= 2 {
+		select {
+		case r := <-results:
+			return r.conn, r.err
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(wait):
+			go try()
+		}
+	}
 }
 
 // stream serves one stream.

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/warren-sandbox/warren/internal/guest/channel"
 	"github.com/warren-sandbox/warren/internal/guest/process"
 )
 
@@ -24,7 +24,7 @@ func (u *unit) ask(ctx context.Context) error {
 	case c.HTTPPath != "":
 		return askHTTP(ctx, u.spec.Port, c.HTTPPath)
 	case c.TCP:
-		conn, err := dial(ctx, u.spec.Port)
+		conn, err := channel.DialLoopback(ctx, u.spec.Port)
 		if err == nil {
 			conn.Close()
 		}
@@ -67,22 +67,9 @@ func lastLine(p *process.Process) string {
 	return ": " + s[:min(len(s), 200)]
 }
 
-// dial connects to a port of the sandbox's own, on either loopback.
-func dial(ctx context.Context, port uint16) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
-	if err == nil || ctx.Err() != nil {
-		return conn, err
-	}
-	if v6, err := d.DialContext(ctx, "tcp", net.JoinHostPort("::1", strconv.Itoa(int(port)))); err == nil {
-		return v6, nil
-	}
-	return nil, err
-}
-
 // askHTTP asks for a path. It speaks so little HTTP that a client of the standard library would be most of the guest.
 func askHTTP(ctx context.Context, port uint16, path string) error {
-	conn, err := dial(ctx, port)
+	conn, err := channel.DialLoopback(ctx, port)
 	if err != nil {
 		return err
 	}
