@@ -349,6 +349,9 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	if p.PlatformCredentialsOnly() {
 		secret.StripCredentials(r)
 	}
+	if covered(p, conn.to) { // then answers are looked through
+		secret.RestrictEncoding(r.Header)
+	}
 	ask := policy.Request{Flow: conn.to, Method: r.Method, Path: path, Query: r.URL.RawQuery, Header: r.Header}
 	v := p.Request(ask)
 	if !v.Allow {
@@ -385,6 +388,8 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	out := r.WithContext(httptrace.WithClientTrace(context.WithValue(f.life, flowKey{}, f), framing.LimitInformational()))
 	out.URL = &url.URL{Scheme: string(conn.to.Protocol), Host: hostPort(conn.to), Path: unescaped, RawPath: path, RawQuery: r.URL.RawQuery}
 	out.Host = canonicalHost(conn.to)
+	// They come after the decision.
+	out.Trailer = nil
 	if unusable != nil {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, unusable.Error(), http.StatusBadGateway
 		c.refuse(e)
@@ -441,8 +446,8 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	i.proxy.ServeHTTP(early, out)
 }
 
-// hopHeaders are about one connection, and those of a proxy: it keeps them to itself.
-var hopHeaders = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Trailer", "Transfer-Encoding"}
+// hopHeaders are about one connection, and those of a proxy: it keeps them to itself. Of HTTP/2 also the host, which is that of the request.
+var hopHeaders = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Trailer", "Transfer-Encoding", "Host"}
 
 // sentOn returns a header as it goes to the server. That is what a policy judges: what is not sent cannot be what a request is allowed for.
 func sentOn(h http.Header) http.Header {
@@ -455,7 +460,9 @@ func sentOn(h http.Header) http.Header {
 			h["Te"] = []string{"trailers"}
 		}
 	}
-	if len(h["Upgrade"]) == 0 {
+	// Each is of use with the other alone.
+	if len(h["Upgrade"]) == 0 || !httpguts.HeaderValuesContainsToken(h["Connection"], "upgrade") {
+		delete(h, "Upgrade")
 		delete(h, "Connection")
 	}
 	return h
@@ -490,8 +497,13 @@ func checkFraming(r *http.Request, said *framing.Conn) error {
 			return errors.New("the framing of the request: it has several Content-Lengths; send one")
 		}
 		if len(lengths) == 1 {
-			if _, err := framing.CheckLength(lengths[0]); err != nil {
+			n, err := framing.CheckLength(lengths[0])
+			if err != nil {
 				return err
+			}
+			// The server takes no notice of it where no body follows, and judges the frames by it where one does.
+			if n != r.ContentLength {
+				return fmt.Errorf("the framing of the request: its Content-Length is %d, and its stream ends with its header", n)
 			}
 		}
 		return nil
@@ -517,8 +529,11 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
 	}
-	if err := sameHost(r.Host, to); err != nil {
-		return http.StatusMisdirectedRequest, err
+	// HTTP/2 has it apart from the header, which may say another beside it.
+	for _, host := range append([]string{r.Host}, r.Header["Host"]...) {
+		if err := sameHost(host, to); err != nil {
+			return http.StatusMisdirectedRequest, err
+		}
 	}
 	for _, v := range r.Header["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
@@ -687,9 +702,10 @@ func (i *inspector) transport(c *card) *http.Transport {
 	}
 }
 
-// answered changes the head of what a server answers: it may not send the sandbox elsewhere beside the gateway.
+// answered changes the head of what a server answers: it may not send the sandbox elsewhere beside the gateway, nor speak in the gateway's name.
 func answered(r *http.Response) error {
 	r.Header.Del("Alt-Svc")
+	r.Header.Del(errorHeader)
 	// The proxy would refuse it as well, and leave the connection open.
 	if r.StatusCode == http.StatusSwitchingProtocols && (!strings.EqualFold(r.Header.Get("Upgrade"), "websocket") || r.Request.Header.Get("Upgrade") == "") {
 		return errors.New("the server switched to a protocol that nobody asked for")

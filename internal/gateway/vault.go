@@ -301,7 +301,6 @@ func (u *use) send(f *flow, r *http.Request, next http.RoundTripper) (*http.Resp
 		if err := u.v.guessed(); err != nil {
 			return nil, err
 		}
-		secret.RestrictEncoding(r.Header)
 	}
 	used, err := in.Inject(r)
 	var misplaced *secret.MisplacedError

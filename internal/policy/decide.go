@@ -148,7 +148,7 @@ func (p *Policy) byDefault(f Flow) Verdict {
 // Request decides on a request. Deny wins over allow, and what no rule allows is denied.
 //
 // Some requests mean different things to different servers: a path with an encoded slash or with parameters, a method
-// that a header such as X-HTTP-Method-Override replaces. Such a request is allowed if one rule allows all of its
+// that a header such as X-HTTP-Method-Override replaces, a header whose name has _ for -. Such a request is allowed if one rule allows all of its
 // meanings, and denied if a rule denies one. A condition that fails to be evaluated allows nothing and denies.
 func (p *Policy) Request(r Request) Verdict {
 	if v, bad := p.refuseHost(r.Host); bad {
@@ -211,13 +211,17 @@ func token(s string) bool {
 }
 
 // meaning is what a server may take a request for.
-type meaning struct{ method, path string }
+type meaning struct {
+	method, path string
+	// hyphened says that a header with _ in its name is also the one with -.
+	hyphened bool
+}
 
 // question is a request with what has been found out about it so far.
 type question struct {
 	*Request
 	meanings []meaning
-	headers  map[string]string
+	headers  [2]map[string]string // as they are spelled, and hyphened
 	query    map[string][]string
 	queryErr error
 }
@@ -225,7 +229,8 @@ type question struct {
 // overrides are the headers by which frameworks let a request name another method than its own.
 var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
-// hyphened is how servers read the name of a header whose variables have _ for -, as CGI and WSGI have it: two spellings are one header.
+// hyphened is how some servers read the name of a header, whose variables have _ for -, as CGI and WSGI have it: two spellings are one header. Others drop one with _,
+// or take it for another.
 func hyphened(name string) string { return strings.ReplaceAll(name, "_", "-") }
 
 // all returns the meanings, the first of which is the plain one.
@@ -248,18 +253,31 @@ func (q *question) all() []meaning {
 		}
 	}
 	slices.Sort(methods[1:])
+	spellings := []bool{false}
+	for name := range q.Header {
+		if hyphened(name) != name {
+			spellings = []bool{false, true}
+			break
+		}
+	}
 	for _, path := range readings(q.Path) {
 		for _, m := range methods {
-			q.meanings = append(q.meanings, meaning{m, path})
+			for _, h := range spellings {
+				q.meanings = append(q.meanings, meaning{m, path, h})
+			}
 		}
 	}
 	return q.meanings
 }
 
-// header returns the headers by lower-case name, one with _ also as with -; values of one name are joined by a comma, as HTTP does.
-func (q *question) header() map[string]string {
-	if q.headers == nil {
-		q.headers = make(map[string]string, len(q.Header))
+// header returns the headers by lower-case name, one with _ also as with - if that is asked for; values of one name are joined by a comma, as HTTP does.
+func (q *question) header(hyphens bool) map[string]string {
+	headers := &q.headers[0]
+	if hyphens {
+		headers = &q.headers[1]
+	}
+	if *headers == nil {
+		h := make(map[string]string, len(q.Header))
 		// In order, so that two spellings of one name are joined the same way each time.
 		for _, name := range slices.Sorted(maps.Keys(q.Header)) {
 			lower, sep := strings.ToLower(name), ", "
@@ -268,19 +286,20 @@ func (q *question) header() map[string]string {
 			}
 			value := strings.Join(q.Header[name], sep)
 			add := func(name string) {
-				if before, ok := q.headers[name]; ok {
-					q.headers[name] = before + sep + value
+				if before, ok := h[name]; ok {
+					h[name] = before + sep + value
 				} else {
-					q.headers[name] = value
+					h[name] = value
 				}
 			}
 			add(lower)
-			if h := hyphened(lower); h != lower {
-				add(h)
+			if other := hyphened(lower); hyphens && other != lower {
+				add(other)
 			}
 		}
+		*headers = h
 	}
-	return q.headers
+	return *headers
 }
 
 // parameters returns the query by name.

@@ -153,7 +153,7 @@ func (a *activation) ResolveName(name string) (any, bool) {
 		}
 		return v, true
 	case "request.headers":
-		return a.q.header(), true
+		return a.q.header(a.m.hyphened), true
 	case "request.host":
 		return string(a.q.Host), true
 	case "request.port":

@@ -265,14 +265,15 @@ func (r *Reader) fill() int {
 // ErrOpaque is what a body matches that is compressed or coded in a way that is not looked into.
 var ErrOpaque = errors.New("the body is encoded in a way that cannot be searched for secrets")
 
+// unreadable are the headers by which a client asks for answers that a [Scrubber] cannot read: coded ones, and parts, of which each may hold
+// less of a value than is looked for.
+var unreadable = []string{"Accept-Encoding", "TE", "A-IM", "Sec-WebSocket-Extensions", "Range", "If-Range", "Request-Range"}
+
 // RestrictEncoding asks for answers that a [Scrubber] can read: no compression, no transfer codings, no WebSocket
-// compression. It belongs on every request that a value was put into; the client's transport must not add its own.
+// compression, no parts. It belongs on every request that a value was put into; the client's transport must not add its own.
 func RestrictEncoding(h http.Header) {
-	for name := range h {
-		switch {
-		case sameHeader(name, "Accept-Encoding"), sameHeader(name, "TE"), sameHeader(name, "A-IM"), sameHeader(name, "Sec-WebSocket-Extensions"):
-			delete(h, name)
-		}
+	for _, name := range unreadable {
+		deleteHeader(h, name)
 	}
 	h["Accept-Encoding"] = []string{"identity"}
 }
@@ -339,8 +340,8 @@ func (s *Scrubber) misses(tell Tell) func(which, whole int) error {
 }
 
 // Response replaces values in an answer: status line, headers, trailers, and the body as it is read. The body loses its
-// stated length, and gzip, which is opened on the way. Any other encoding is an error that matches [ErrOpaque]: the answer must
-// not be handed on. After a switch of protocols (101) nothing can be replaced, for lengths are part of the frames; there
+// stated length, and gzip, which is opened on the way. Any other encoding, and a part of an answer (206), is an error that matches
+// [ErrOpaque]: the answer must not be handed on. After a switch of protocols (101) nothing can be replaced, for lengths are part of the frames; there
 // the stream ends with an error where a value would appear. Headers of answers before it (1xx) are [Scrubber.Header]'s.
 func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 	found := tell.Found
@@ -357,6 +358,9 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		s.guardUpgrade(res, found, s.misses(tell))
 		return nil
+	}
+	if res.StatusCode == http.StatusPartialContent {
+		return fmt.Errorf("%w: a part of it, though the whole was asked for", ErrOpaque)
 	}
 	head := res.Request != nil && res.Request.Method == http.MethodHead
 	if res.Body == nil || res.Body == http.NoBody || head || res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified {

@@ -1,6 +1,7 @@
 package secret
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"encoding/base64"
@@ -591,10 +592,26 @@ func every(n, length int) (cuts []int) {
 
 func TestRestrictEncoding(t *testing.T) {
 	t.Parallel()
-	h := http.Header{"Accept-Encoding": {"gzip", "br"}, "accept-encoding": {"x"}, "Te": {"gzip"}, "Sec-Websocket-Extensions": {"permessage-deflate"}, "Accept": {"*/*"}}
+	h := http.Header{"Accept-Encoding": {"gzip", "br"}, "accept-encoding": {"x"}, "Te": {"gzip"}, "Sec-Websocket-Extensions": {"permessage-deflate"}, "Accept": {"*/*"},
+		"Range": {"bytes=0-3"}, "If-Range": {"x"}, "request_range": {"bytes=0-3"}}
 	RestrictEncoding(h)
 	if fmt.Sprint(h) != fmt.Sprint(http.Header{"Accept-Encoding": {"identity"}, "Accept": {"*/*"}}) {
 		t.Error(h)
+	}
+}
+
+// TestPartial: parts of an answer may each hold less of a value than is looked for.
+func TestPartial(t *testing.T) {
+	t.Parallel()
+	s := scrubber(t, "a-value-of-some-length")
+	for _, head := range []string{"Content-Range: bytes 0-3/22\r\nContent-Length: 4\r\n\r\na-va", "Content-Type: multipart/byteranges; boundary=x\r\nContent-Length: 0\r\n\r\n"} {
+		res, err := http.ReadResponse(bufio.NewReader(strings.NewReader("HTTP/1.1 206 Partial Content\r\n"+head)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Response(res, Tell{}); !errors.Is(err, ErrOpaque) {
+			t.Errorf("%q: %v", head, err)
+		}
 	}
 }
 

@@ -10,7 +10,7 @@
 // A scrubber knows a value as it is; escaped in JSON, HTML or a URL, wholly percent-encoded; in hex, lower or upper; in base64 of
 // both alphabets on one line, wherever it begins in the encoded text, such as in basic auth (up to 4 bits at each end of
 // it mix with the neighbours and stay). It does not know it compressed, encrypted, in other bases, encoded twice, broken
-// into lines, or split between answers, as by ranges. [RestrictEncoding] asks upstream for nothing compressed, and what comes so
+// into lines, or split between answers. [RestrictEncoding] asks upstream for nothing compressed and for no parts, and what comes so
 // all the same is opened or refused.
 package secret
 
