@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // inspected opens a connection to api.lab, of HTTP/2 or HTTP/1.1.
@@ -37,7 +39,7 @@ allow:
   - {host: api.lab, methods: [DELETE], when: '"x-dry-run" in request.headers && request.headers["x-dry-run"] == "true"'}
   - {host: api.lab, methods: [PUT], when: 'request.headers["x-forwarded-for"] == "a"'}
   - {host: api.lab, methods: [PATCH], when: '"keep-alive" in request.headers || "te" in request.headers && request.headers["te"] != "trailers"'}
-  - {host: api.lab, methods: [GET]}
+  - {host: api.lab, methods: [GET], when: 'request.path != "/up" || "upgrade" in request.headers'}
 deny:
   - {host: api.lab, when: '"x-danger" in request.headers'}
 `)
@@ -55,6 +57,14 @@ deny:
 		{"PATCH / HTTP/1.1\r\nKeep-Alive: 5\r\nContent-Length: 0\r\n", 403, nil},
 		{"PATCH / HTTP/1.1\r\nTe: x\r\nContent-Length: 0\r\n", 403, nil},
 		{"GET /q?a=1&b=%zz&c=x;y&d HTTP/1.1\r\nConnection: keep-alive, TE\r\nTe: trailers\r\n", 200, map[string]string{"?": "a=1&b=%zz&c=x;y&d"}},
+		// What some servers take for the header, and others drop, is not what a request is allowed for.
+		{"DELETE / HTTP/1.1\r\nX_Dry_Run: true\r\n", 403, nil},
+		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\nX_Dry_Run: false\r\n", 403, nil},
+		{"DELETE / HTTP/1.1\r\nX-Dry-Run: true\r\nX_Other: 1\r\n", 200, map[string]string{"X-Dry-Run": "true", "X_Other": "1"}},
+		// It is sent with a Connection that names it, or not at all.
+		{"GET /up HTTP/1.1\r\nUpgrade: websocket\r\n", 403, nil},
+		{"GET /up HTTP/1.1\r\nUpgrade: websocket\r\nConnection: keep-alive\r\n", 403, nil},
+		{"GET / HTTP/1.1\r\nUpgrade: websocket\r\n", 200, map[string]string{"Upgrade": "", "Connection": ""}},
 		{"GET / HTTP/1.1\r\nX_HTTP_Method_Override: DELETE\r\n", 403, nil},
 		{"GET / HTTP/1.1\r\nX_Danger: 1\r\n", 403, nil},
 	} {
@@ -88,6 +98,153 @@ deny:
 				t.Errorf("%q did not arrive", tt.head)
 			}
 		}
+	}
+}
+
+// TestContradictions says over HTTP/2 in a header what the frames say otherwise: nothing is judged that is not sent, and what is no contradiction arrives.
+func TestContradictions(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	got := make(chan *http.Request, 1)
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		got <- r
+	}), "api.lab")
+	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [GET, POST]}\ndeny:\n  - {host: api.lab, when: '\"host\" in request.headers'}")
+	for _, tt := range []struct {
+		what   string
+		fields []string
+		body   string
+		status string
+	}{
+		{"the same host", plainFields("GET", "/", "host", "API.lab:443"), "", "200"},
+		{"another host", plainFields("GET", "/", "host", "evil.lab"), "", "421"},
+		{"another host beside the same", plainFields("GET", "/", "host", "api.lab", "host", "evil.lab"), "", "421"},
+		{"another port", plainFields("GET", "/", "host", "api.lab:80"), "", "421"},
+		{"a length", plainFields("POST", "/", "content-length", "5"), "hello", "200"},
+		{"no length", plainFields("POST", "/"), "hello", "200"},
+		{"a length of nothing", plainFields("POST", "/", "content-length", "0"), "", "200"},
+		{"a length without a body", plainFields("POST", "/", "content-length", "5"), "", "400"},
+	} {
+		conn := in.inspected(t, "h2")
+		f := newFrames()
+		io.WriteString(&f.out, http2.ClientPreface)
+		f.WriteSettings()
+		f.request(1, tt.body == "", tt.fields...)
+		if tt.body != "" {
+			f.WriteData(1, true, []byte(tt.body))
+		}
+		if _, err := conn.Write(f.out.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		status := ""
+		read := http2.NewFramer(nil, conn)
+		read.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+		for status == "" {
+			frame, err := read.ReadFrame()
+			if err != nil {
+				t.Fatalf("%s: %v", tt.what, err)
+			}
+			if h, ok := frame.(*http2.MetaHeadersFrame); ok {
+				status = h.PseudoValue("status")
+			}
+		}
+		conn.Close()
+		if status != tt.status {
+			t.Errorf("%s: %s; want %s", tt.what, status, tt.status)
+		}
+		select {
+		case r := <-got:
+			if tt.status != "200" || r.Host != "api.lab" {
+				t.Errorf("%s arrived, for %s", tt.what, r.Host)
+			}
+		default:
+			if tt.status == "200" {
+				t.Errorf("%s did not arrive", tt.what)
+			}
+		}
+	}
+}
+
+// TestOnlyTheGateways has a client and a server say what only the other side of a decision may: fields after it, and the mark of the gateway's own answers.
+func TestOnlyTheGateways(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	got := make(chan *http.Request, 1)
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		got <- r
+		w.Header().Set(errorHeader, "refused")
+		w.WriteHeader(http.StatusForbidden)
+	}), "api.lab")
+	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [POST]}")
+	for _, proto := range []string{"http/1.1", "h2"} {
+		conn := in.inspected(t, proto)
+		tr := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, ForceAttemptHTTP2: true}
+		req, err := http.NewRequest(http.MethodPost, "https://api.lab/", io.NopCloser(strings.NewReader("hello")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Trailer = http.Header{"X-After": {"the decision"}}
+		res, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatalf("%s: %v", proto, err)
+		}
+		res.Body.Close()
+		if mark := res.Header[errorHeader]; res.StatusCode != http.StatusForbidden || len(mark) > 0 {
+			t.Errorf("%s: the server's answer is %d, marked %q", proto, res.StatusCode, mark)
+		}
+		if r := <-got; len(r.Trailer) > 0 {
+			t.Errorf("%s: after the body came %v", proto, r.Trailer)
+		}
+		// The gateway's own has it.
+		req, _ = http.NewRequest(http.MethodGet, "https://api.lab/", nil)
+		conn = in.inspected(t, proto)
+		if res, err = tr.RoundTrip(req); err != nil {
+			t.Fatalf("%s: %v", proto, err)
+		}
+		res.Body.Close()
+		if res.StatusCode != http.StatusForbidden || res.Header.Get(errorHeader) == "" {
+			t.Errorf("%s: the gateway's answer is %d, with %v", proto, res.StatusCode, res.Header)
+		}
+		tr.CloseIdleConnections()
+	}
+}
+
+// TestParts asks a server that shows what it gets for parts of it, of which none has enough of a value to be found.
+func TestParts(t *testing.T) {
+	_, good, _, in := bankLab(t)
+	for _, header := range [][]string{
+		{"Range", "bytes=0-10"}, {"Range", "bytes=0-6,7-12"}, {"If-Range", "x", "range", "bytes=0-3"}, {"Request-Range", "bytes=0-3"}, {"Request_Range", "bytes=0-3"},
+	} {
+		res, err := in.do(t, "GET", "https://bank.lab/parts", "", header...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := whole(t, res); res.StatusCode != http.StatusOK || !strings.Contains(text, holder) {
+			t.Errorf("%v: %s", header, text)
+		}
+		r, _, n := good.last()
+		if n != 1 {
+			t.Fatalf("%v: %d requests", header, n)
+		}
+		for name := range r.Header {
+			if strings.Contains(strings.ToLower(name), "range") {
+				t.Errorf("%v: %s arrived", header, name)
+			}
+		}
+	}
+	// Where no secret is granted they are the sandbox's affair.
+	if res, err := in.do(t, "GET", "http://plain.lab/parts", "", "Range", "bytes=0-3"); err != nil || res.StatusCode != http.StatusPartialContent {
+		t.Errorf("%v, %v", res, err)
+	}
+	// And a server that sends them unasked is not handed on.
+	res, err := in.do(t, "GET", "https://bank.lab/part", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := whole(t, res); res.StatusCode != http.StatusBadGateway || strings.Contains(text, "canary") {
+		t.Errorf("a part that nobody asked for: %s", text)
 	}
 }
 

@@ -159,7 +159,10 @@ func TestRecordShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.ledger.rate = newBucket(0, 10)
+	rate := &c.ledger.rate
+	rate.mu.Lock() // the start of the sandbox may still be being recorded
+	rate.rate, rate.burst, rate.have = 0, 10, 10
+	rate.mu.Unlock()
 	const requests = 300
 	client := loud.client()
 	for range requests {

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren/internal/secret/secrettest"
 )
@@ -81,6 +82,11 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/away":
 		w.Header().Set("Location", "https://evil.lab/take?k="+key)
 		w.WriteHeader(http.StatusTemporaryRedirect)
+	case "/parts":
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(canary))
+	case "/part":
+		w.WriteHeader(http.StatusPartialContent)
+		io.WriteString(w, "canary+9")
 	case "/v1/mirror":
 		w.Write(body)
 	case "/v1/stream":
