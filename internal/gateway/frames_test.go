@@ -262,7 +262,6 @@ func FuzzFrames(f *testing.F) {
 		l.mu.Unlock()
 		decided, requests := decidedOn(entries)
 		server.mu.Lock()
-		defer server.mu.Unlock()
 		for end := time.Now().Add(10 * time.Second); len(server.got) < requests && server.open > 0 && time.Now().Before(end); {
 			server.mu.Unlock()
 			card.forward.Load().CloseIdleConnections()
@@ -271,6 +270,7 @@ func FuzzFrames(f *testing.F) {
 		}
 		got, problems := server.got, server.problems
 		server.got, server.problems = nil, nil
+		server.mu.Unlock() // the server's connections end with it
 		arrived += len(got)
 		if len(problems) > 0 {
 			t.Fatalf("the server saw what is no plain request: %q", problems)
