@@ -307,7 +307,7 @@ func bytesOf(n int64) string {
 	return config.Size(n).String()
 }
 
-// exactly is like cobra.ExactArgs with a message that names what is wanted.
+// exactly is like cobra.ExactArgs, and without names like cobra.NoArgs, with a message that names what is wanted.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
@@ -318,6 +318,11 @@ func exactly(names ...string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// atMostOne wants one argument or none.
+func atMostOne(cmd *cobra.Command, args []string) error {
+	return exactly()(cmd, args[min(len(args), 1):])
 }
 
 // atLeastOne wants one argument or more.

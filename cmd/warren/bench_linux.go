@@ -34,7 +34,7 @@ func benchCommand(a *app) *cobra.Command {
 // benchGatewayClient is what bench gateway starts in sandboxes and beside them.
 func benchGatewayClient(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "gateway-client", Short: "Be the client of bench gateway", Hidden: true, Args: cobra.NoArgs,
+		Use: "gateway-client", Short: "Be the client of bench gateway", Hidden: true, Args: exactly(),
 		Long:    "Be the client of bench gateway, which starts it and tells it what to do.",
 		Example: "  warren bench gateway",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return bench.GatewayClient(cmd.Context(), a.in, a.out) },
@@ -60,7 +60,7 @@ func benchFleet(a *app) *cobra.Command {
 		Long: `Fill an engine with sandboxes of a driver that runs nothing, and print creates per second, their latency, the time of a restart and the
 memory of each record. The store is a real one, in a directory that is removed afterwards.`,
 		Example: "  warren bench fleet\n  warren bench fleet --sandboxes 1000 --concurrency 4",
-		Args:    cobra.NoArgs,
+		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out := a.out
 			if a.json {
@@ -84,7 +84,7 @@ func benchPart(a *app, name, short string, measure func(context.Context, bench.O
 		Use: name + " [flags]", Short: short,
 		Long:    short + ".\n\nA daemon of its own is started on a data directory that is removed afterwards; --url measures a server of this machine that runs.\nWith --json each row is an object.",
 		Example: "  warren bench " + name + "\n  warren bench " + name + " --rounds 50",
-		Args:    cobra.NoArgs,
+		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			// What was started is ended and removed also when it is broken off.
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)

@@ -134,6 +134,13 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"create", "--dirty"}, "they need --repo"},
 		{[]string{"create", "--repo", "/nonexistent/dir"}, "there is no such directory"},
 		{[]string{"kill", "x"}, "missing PID"},
+		{[]string{"ls", "x"}, `unexpected argument "x"; see warren ls --help`},
+		{[]string{"policy", "show"}, "missing NAME; see warren policy show --help"},
+		{[]string{"policy", "check", "a", "b"}, `unexpected argument "b"; see warren policy check --help`},
+		{[]string{"secret", "set"}, "missing NAME; see warren secret set --help"},
+		{[]string{"events", "a", "b"}, `unexpected argument "b"; see warren events --help`},
+		{[]string{"template", "build", "a", "b"}, `unexpected argument "b"; see warren template build --help`},
+		{[]string{"create", "alpine"}, `unexpected argument "alpine"; --image takes an image`},
 		{[]string{"completion", "tcsh"}, `shell "tcsh": invalid: want bash, zsh or fish`},
 	} {
 		code, stdout, stderr := runCLI(t, tt.args...)

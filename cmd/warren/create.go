@@ -19,7 +19,12 @@ func createCommand(a *app) *cobra.Command {
   warren create --template app                       see warren template build
   warren create --name db --network shop             others in it reach it as db.shop.internal
   id=$(warren create) && warren exec $id -- make test; warren rm $id`,
-		Args: cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := exactly()(cmd, args); err != nil {
+				return fmt.Errorf("%w; --image takes an image, --template a template, --name a name, and warren run a command", err)
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			wish, err := spec.spec(a)
 			if err != nil {

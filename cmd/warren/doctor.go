@@ -20,7 +20,7 @@ func doctorCommand(a *app) *cobra.Command {
 or --url the server checks its own host. Exits with 1 when a check failed.`,
 		Example: `  warren doctor
   warren doctor --json | jq 'select(.status != "ok")'`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			checks, err := a.checks(cmd.Context())
 			if err != nil {

@@ -38,7 +38,7 @@ they were, or others, as they are from now on.`,
   warren events --verify --calls --since 1200:9f2d4c1be07a5683f1d2c3b4a5968778695a4b3c2d1e0f00112233445566778a
   warren events fix --follow
   warren events --after 1200 --json`,
-		Args: cobra.MaximumNArgs(1),
+		Args: atMostOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				opts.Sandbox = args[0]

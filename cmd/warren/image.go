@@ -27,7 +27,7 @@ func imageListCommand(a *app) *cobra.Command {
 		Use: "ls", Aliases: []string{"list"}, Short: "List images",
 		Example: `  warren image ls
   warren image ls --json | jq -r .digest`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"NAME", "KIND", "DIGEST", "SIZE", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Image, error] {
 				return c.Images(cmd.Context())

@@ -21,7 +21,7 @@ func lsCommand(a *app) *cobra.Command {
   warren ls --label job=nightly --state failed
   warren ls -q                                       ids only
   warren ls --json | jq -r .name`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts := warren.ListOptions{}
 			var err error

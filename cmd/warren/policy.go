@@ -32,7 +32,7 @@ func policyListCommand(a *app) *cobra.Command {
 server's data directory. A file that is changed counts at once, also for sandboxes that run, while the
 server does (any command starts it). A file that cannot be used lets nothing pass.`,
 		Example: `  warren policy ls`,
-		Args:    cobra.NoArgs,
+		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"NAME", "KIND", "PROBLEM"}, func(c *warren.Client) iter.Seq2[*warren.Policy, error] {
 				return each(c.Policies(cmd.Context()))
@@ -51,7 +51,7 @@ func policyShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "Print a policy",
 		Example: `  warren policy show team`,
-		Args:    cobra.ExactArgs(1),
+		Args:    exactly("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client(cmd.Context())
 			if err != nil {
@@ -92,7 +92,7 @@ func policyCheckCommand(a *app, verb string, all bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: verb + " FILE", Short: "Run the tests that a policy has",
 		Long: `Run the tests that a policy's file has under "tests:", and print those that fail. The exit code is 1 if there are some.`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, source, err := policyFile(a, args[0])
 			if err != nil {

@@ -22,7 +22,7 @@ func repoListCommand(a *app) *cobra.Command {
 		Use: "ls", Aliases: []string{"list"}, Short: "List cached repositories",
 		Example: `  warren repo ls
   warren repo ls --json | jq -r .path                the mirrors, for git on the server's host`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"ID", "URL", "BRANCH", "SIZE", "FETCHED"}, func(c *warren.Client) iter.Seq2[*warren.Repo, error] {
 				return c.Repos(cmd.Context())

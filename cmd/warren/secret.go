@@ -37,7 +37,7 @@ grant names.`,
 		Example: `  warren secret set github-token
   gh auth token | warren secret set github-token
   warren secret set npm-token --file ~/npm-token`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			value, err := readSecret(a, args[0], file)
 			if err != nil {
@@ -98,7 +98,7 @@ func secretListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List secrets, without their values, and the policies that grant them",
 		Example: `  warren secret ls`,
-		Args:    cobra.NoArgs,
+		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"NAME", "VERSION", "AGE", "UPDATED", "POLICIES"}, func(c *warren.Client) iter.Seq2[*warren.Secret, error] {
 				return each(c.Secrets(cmd.Context()))

@@ -211,7 +211,7 @@ Settings come from flags, WARREN_* variables, and warren.yaml in the data direct
   warren serve --listen 127.0.0.1:7420 --allow-mount /srv/data
   warren serve --listen :7420 --tls-cert cert.pem --tls-key key.pem
   WARREN_HOME=/srv/warren warren serve --log-level debug`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			given := map[string][]string{}
 			for key, v := range values {

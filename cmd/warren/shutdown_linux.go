@@ -29,7 +29,7 @@ func shutdownCommand(a *app) *cobra.Command {
 them again; with --sandboxes they are removed first and no process of Warren is left.`,
 		Example: `  warren shutdown                                    to start a newer daemon, for example
   warren shutdown --sandboxes                        leave nothing running`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if a.remote() != "" {
 				return fmt.Errorf("shutdown: %w: only a daemon of this machine can be ended; unset WARREN_URL", warren.ErrInvalid)

@@ -72,7 +72,7 @@ func snapshotListCommand(a *app) *cobra.Command {
 		Use: "ls [flags]", Aliases: []string{"list"}, Short: "List snapshots",
 		Example: `  warren snapshot ls
   warren snapshot ls --of fix --size`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			head := []string{"ID", "NAME", "SANDBOX", "AFTER", "KIND", "MEMORY", "FILES", "AGE"}
 			if o.Size {

@@ -40,7 +40,7 @@ instant; sandboxes stay as they are. A build that fails leaves the template as i
 		Example: `  warren template build
   warren template build --name app ~/src/app
   warren template build --no-cache app/.devcontainer/devcontainer.json`,
-		Args: cobra.MaximumNArgs(1),
+		Args: atMostOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "."
 			if len(args) > 0 {
@@ -179,7 +179,7 @@ func (a *app) templateRepo(r *recipe.Recipe) error {
 
 func templateListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List templates", Example: "  warren template ls", Args: cobra.NoArgs,
+		Use: "ls", Aliases: []string{"list"}, Short: "List templates", Example: "  warren template ls", Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"NAME", "VERSION", "SNAPSHOT", "STANDBY", "BUILT", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Template, error] {
 				return c.Templates(cmd.Context())

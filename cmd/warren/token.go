@@ -24,7 +24,7 @@ func tokenCreateCommand(a *app) *cobra.Command {
 		Long: "Issue a token and print its value, which cannot be had again: the server keeps only a hash.",
 		Example: `  warren token create --user ci
   export WARREN_TOKEN=$(warren token create --user ci --ttl 24h)`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client(cmd.Context())
 			if err != nil {
@@ -52,7 +52,7 @@ func tokenListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List tokens, without their values",
 		Example: `  warren token ls`,
-		Args:    cobra.NoArgs,
+		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"ID", "USER", "DESCRIPTION", "AGE", "EXPIRES", "LAST USED"}, func(c *warren.Client) iter.Seq2[*warren.Token, error] {
 				return c.Tokens(cmd.Context())

@@ -22,7 +22,7 @@ what was created from a snapshot, below the snapshot that it came after, else be
 sandbox was last taken to, or kept as. What came of something that is gone moves up, and says of what it was.`,
 		Example: `  warren tree
   warren tree --json | jq`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client(cmd.Context())
 			if err != nil {

@@ -30,7 +30,7 @@ func versionCommand(a *app) *cobra.Command {
 		Use: "version [flags]", Short: "Print the versions of this program and of the server",
 		Example: `  warren version
   warren version --client                            without asking, or starting, a server`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			own := warren.Version{Version: versionString(), GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 			var server *warren.Version

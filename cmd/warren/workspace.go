@@ -26,7 +26,7 @@ func workspaceListCommand(a *app) *cobra.Command {
 		Use: "ls [flags]", Aliases: []string{"list"}, Short: "List workspaces",
 		Example: `  warren workspace ls
   warren workspace ls --size`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return list(a, cmd, []string{"ID", "NAME", "REPOSITORY", "REF", "BASE", "BRANCH", "SANDBOX", "SIZE", "AGE"}, func(c *warren.Client) iter.Seq2[*warren.Workspace, error] {
 				return c.Workspaces(cmd.Context(), opts)
@@ -105,7 +105,7 @@ func workspaceCreateCommand(a *app) *cobra.Command {
 		Use: "create [flags]", Short: "Make a workspace that no sandbox uses yet",
 		Example: `  warren workspace create --name base --repo https://example.com/org/app@main
   warren workspace create --repo . --dirty`,
-		Args: cobra.NoArgs,
+		Args: exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			spec := warren.WorkspaceSpec{Name: name, Progress: a.showProgress}
 			switch {

@@ -350,7 +350,11 @@ func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandb
 			ids = append(ids, string(ch.Sandbox.ID))
 		}
 	}
-	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%d children, stood still for %s", len(ids), stopped.Round(100*time.Microsecond)))
+	children := "1 child"
+	if len(ids) != 1 {
+		children = fmt.Sprintf("%d children", len(ids))
+	}
+	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%s, stood still for %s", children, stopped.Round(100*time.Microsecond)))
 	ev.Fields = map[string]string{"children": strings.Join(ids, " ")}
 	if err := e.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		if group != "" {

@@ -128,7 +128,8 @@ func (e *Engine) checkPolicy(ctx context.Context, s *Spec, d driver.Driver) erro
 	}
 	parsed, err := e.parse(p)
 	if err != nil {
-		return fmt.Errorf("policy %s cannot be used: %v; `warren policy check` explains: %w", quote(s.Policy), err, warren.ErrInvalid)
+		faults := strings.ReplaceAll(err.Error(), "\n", "; ") // each is a line
+		return fmt.Errorf("policy %s cannot be used: %s; `warren policy check` explains: %w", quote(s.Policy), faults, warren.ErrInvalid)
 	}
 	return e.issuePlaceholders(s, parsed)
 }

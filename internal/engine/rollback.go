@@ -94,21 +94,20 @@ func (e *Engine) goOn(ctx context.Context, r *bootRequest, p *snapshot) error {
 // Rollback takes a sandbox back to a snapshot: memory, root and workspace. It keeps its id, its name and its settings. What
 // it did since then is lost, but for commits.
 func (e *Engine) Rollback(ctx context.Context, c Caller, ref, snapRef string) (*Sandbox, error) {
-	p, release, err := e.useSnapshot(c, snapRef)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	e.mu.Lock()
 	sb, err := e.find(c, ref)
 	if err == nil && e.closing {
 		err = errClosing
 	}
+	e.mu.Unlock()
 	if err != nil {
-		e.mu.Unlock()
 		return nil, err
 	}
-	e.mu.Unlock()
+	p, release, err := e.useSnapshot(c, snapRef)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	hctx, cancel := context.WithTimeout(e.ctx, e.opts.CreateTimeout)
 	op, err := e.hold(ctx, sb, "rollback", cancel)
 	if err != nil {

@@ -137,6 +137,7 @@ func TestSnapshotBadInput(t *testing.T) {
 	other := r.create(alice, Spec{Name: "other", Resources: Resources{DiskBytes: 3 << 30}})
 	p := r.snapshotNow("box", "snap")
 	_ = other
+	r.create(bob, Spec{Name: "bobs"})
 	cases := []struct {
 		name, want string
 		kind       error
@@ -162,8 +163,16 @@ func TestSnapshotBadInput(t *testing.T) {
 			_, err := r.Rollback(ctx, alice, "box", "none")
 			return err
 		}},
-		{"rollback to another's", string(p.ID), warren.ErrNotFound, func() error {
+		{"rollback of what is not there", "nothing", warren.ErrNotFound, func() error {
+			_, err := r.Rollback(ctx, alice, "nothing", "none")
+			return err
+		}},
+		{"rollback of another's", string(sb.ID), warren.ErrNotFound, func() error {
 			_, err := r.Rollback(ctx, bob, string(sb.ID), string(p.ID))
+			return err
+		}},
+		{"rollback to another's", string(p.ID), warren.ErrNotFound, func() error {
+			_, err := r.Rollback(ctx, bob, "bobs", string(p.ID))
 			return err
 		}},
 		{"rollback across disks", "disk of", warren.ErrInvalid, func() error {
