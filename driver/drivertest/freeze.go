@@ -62,7 +62,7 @@ func testFreeze(t *testing.T, c *ctx) {
 func testFreezeProcesses(t *testing.T, c *ctx) {
 	id := c.create()
 	g := c.guest(id)
-	p := g.start(c, Command{User: "user", Args: []string{"/bin/sh", "-c", "n=0; while :; do n=$((n+1)); echo $n >/var/tmp/at; echo $n; done"}})
+	p := g.start(c, Command{User: "user", Args: []string{"/bin/sh", "-c", "n=0; while :; do n=$((n+1)); echo $n >/var/tmp/at.new; mv /var/tmp/at.new /var/tmp/at; echo $n; done"}})
 	if _, err := p.line(); err != nil {
 		t.Fatal(err)
 	}
@@ -76,16 +76,11 @@ func testFreezeProcesses(t *testing.T, c *ctx) {
 	}()
 	at := func() int {
 		t.Helper()
-		for {
-			// The file is empty for a moment whenever it is written anew.
-			if text := g.Output(c, "cat", "/var/tmp/at"); text != "" {
-				n, err := strconv.Atoi(text)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return n
-			}
+		n, err := strconv.Atoi(g.Output(c, "cat", "/var/tmp/at"))
+		if err != nil {
+			t.Fatal(err)
 		}
+		return n
 	}
 	before := at()
 	for range 3 {
