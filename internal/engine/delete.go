@@ -107,6 +107,7 @@ func (e *Engine) delete(ctx context.Context, sb *sandbox, actor, action, why str
 				return ctx.Err()
 			}
 		}
+		op.doomed = true
 		if op.cancel != nil {
 			op.cancel()
 		}

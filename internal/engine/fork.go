@@ -187,6 +187,7 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 	e.mu.Lock()
 	op.cancel = nil
 	e.mu.Unlock()
+	e.touch(sb)
 	e.finish(sb, op, nil)
 	defer func() {
 		e.mu.Lock()
@@ -282,6 +283,9 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		err := e.from(snap, have, &spec)
 		if err == nil {
 			err = e.normalFrom(ctx, c, &spec)
+		}
+		if r.IdleTimeout == 0 {
+			spec.IdleTimeout = row.Idle // none too, for which a create has the server's default
 		}
 		if err == nil {
 			f := &flight{listeners: []func(Progress){func(p Progress) {

@@ -251,16 +251,18 @@ func (e *Engine) runPause(ctx context.Context, sb *sandbox, actor string) error 
 		return nil
 	}
 	if e.ctx.Err() != nil {
-		return errClosing // the next Open finds a pause that was cut short
+		// The next Open finds a pause that was cut short. One whose image is not kept runs on until then.
+		if !e.hasImage(sb.row.ID) {
+			_ = e.letRun(sb) // which the next one does again
+		}
+		return errClosing
 	}
 	e.mu.Lock()
 	label, state := sb.label(), sb.state()
 	e.mu.Unlock()
 	e.log.Warn("pause failed", "sandbox", sb.row.ID, "error", err)
 	if state != Paused {
-		bg, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
-		defer cancel()
-		if uerr := e.unpause(bg, sb, err); uerr != nil {
+		if uerr := e.unpause(sb, err); uerr != nil {
 			err = errors.Join(err, uerr)
 		}
 	}
@@ -271,19 +273,16 @@ func (e *Engine) runPause(ctx context.Context, sb *sandbox, actor string) error 
 }
 
 // unpause lets a sandbox run on whose pause failed.
-func (e *Engine) unpause(ctx context.Context, sb *sandbox, cause error) error {
-	s, err := e.snapshotter(sb.row.Driver)
-	if err != nil {
+func (e *Engine) unpause(sb *sandbox, cause error) error {
+	if err := e.letRun(sb); err != nil {
 		return err
 	}
-	// One that has died is found so by its driver's watch, or by the next use.
-	if err := s.Thaw(ctx, sb.row.ID); err != nil && !errors.Is(err, warren.ErrState) && !errors.Is(err, warren.ErrNotFound) {
-		return err
-	}
+	ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+	defer cancel()
 	if err := e.dropImage(sb.row.ID); err != nil {
 		return err
 	}
-	err = e.enter(ctx, sb, Running, e.event("warren", "sandbox.pause_failed", &sb.row, cause.Error()))
+	err := e.enter(ctx, sb, Running, e.event("warren", "sandbox.pause_failed", &sb.row, cause.Error()))
 	if err != nil {
 		// It runs, whatever the store can take; a reopened engine would find out the same.
 		e.mu.Lock()
@@ -461,16 +460,21 @@ func (e *Engine) resume(ctx context.Context, sb *sandbox, actor, event string) e
 	if err := fpResumeIntent.Hit(); err != nil {
 		return err
 	}
-	if _, err := os.Lstat(e.imageDir(row.ID) + turned); err == nil {
-		event = "rollback"
-	}
-	if err := e.execute(ctx, &row, bootRequest{memory: e.imageDir(row.ID), event: event}); err != nil {
+	if err := e.execute(ctx, &row, bootRequest{memory: e.imageDir(row.ID), event: e.resumeEvent(row.ID, event)}); err != nil {
 		return err
 	}
 	if err := fpResumeRestored.Hit(); err != nil {
 		return err
 	}
 	return e.resumed(ctx, sb, e.event(actor, "sandbox.running", &row, "resumed"))
+}
+
+// resumeEvent is what a guest is told of a resume: a rollback whose first resume failed is still one.
+func (e *Engine) resumeEvent(id warren.SandboxID, event string) string {
+	if _, err := os.Lstat(e.imageDir(id) + turned); err == nil {
+		return "rollback"
+	}
+	return event
 }
 
 // resumed makes a sandbox running that goes on from its image, which is of no more use.
@@ -527,7 +531,7 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 	switch State(row.State) {
 	case Pausing:
 		if runs {
-			return e.unpause(ctx, sb, errPauseInterrupted)
+			return e.unpause(sb, errPauseInterrupted)
 		}
 		if e.hasImage(row.ID) {
 			break // whole and on disk, only the word for it is missing
@@ -553,7 +557,7 @@ func (e *Engine) settlePauseOnce(sb *sandbox) error {
 		if err != nil {
 			return err
 		}
-		if e.greet(ctx, bootRequest{row: &row, spec: spec, image: img, event: "resume"}) != nil {
+		if e.greet(ctx, bootRequest{row: &row, spec: spec, image: img, event: e.resumeEvent(row.ID, "resume")}) != nil {
 			break // from the image again
 		}
 		return e.resumed(ctx, sb, e.event("warren", "sandbox.running", &row, "resumed; the server was started again meanwhile"))

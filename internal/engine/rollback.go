@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"time"
@@ -399,7 +400,8 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot, asid
 		e.countImage(sb, 0)
 		e.mu.Unlock()
 	}
-	if err := os.Mkdir(dir+turned, 0o700); err != nil {
+	// It stands there from a rollback whose resume failed.
+	if err := os.Mkdir(dir+turned, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return plainPath(err)
 	}
 	if err := os.Rename(dir+unfinished, dir); err != nil {

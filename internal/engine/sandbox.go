@@ -69,6 +69,8 @@ type operation struct {
 	stuck error
 	// lingers, set before first is closed, is why what is removed is still there while the removal is tried again.
 	lingers error
+	// doomed says that a delete waits for its end. The engine's mu guards it.
+	doomed bool
 	// workspace says that a delete takes the workspace too, whatever the row says.
 	workspace bool
 }
@@ -195,6 +197,14 @@ func (e *Engine) finish(sb *sandbox, op *operation, err error) {
 		op.cancel()
 	}
 	close(op.done)
+}
+
+// touch counts as a use of a sandbox what its caller has made of it.
+func (e *Engine) touch(sb *sandbox) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb.active = e.line.now()
+	e.schedule(sb)
 }
 
 // insert puts sb into the maps. The caller holds mu and has checked the name.

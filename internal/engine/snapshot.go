@@ -344,6 +344,7 @@ func (e *Engine) Snapshot(ctx context.Context, c Caller, r SnapshotRequest, prog
 	if err != nil {
 		err = e.cut(ctx, "snapshot", sb, err)
 	}
+	e.touch(sb)
 	e.finish(sb, op, err)
 	if err != nil {
 		return nil, err
@@ -493,6 +494,11 @@ func (e *Engine) intendSnapshot(ctx context.Context, sb *sandbox, o taking) (*sn
 	case s != Running && (s != Paused || o.transient):
 		return nil, nil, fmt.Errorf("sandbox %s is %s: %w", sb.label(), s, warren.ErrState)
 	}
+	if _, saves := driver.As[driver.RootSaver](e.opts.Drivers[sb.row.Driver]); saves && o.filesOnly && sb.state() == Paused {
+		// They are in its memory.
+		return nil, nil, fmt.Errorf("sandbox %s is paused, and what it has changed outside its workspace cannot be kept without its memory: `warren resume %s` first, or leave out --files-only: %w",
+			sb.label(), sb.label(), warren.ErrState)
+	}
 	if e.opts.SnapshotDir == "" || ws == nil {
 		return nil, nil, fmt.Errorf("this server keeps no snapshots: %w", errUnsupported)
 	}
@@ -631,10 +637,7 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 	freezer, freezes := driver.As[driver.Freezer](d)
 	if freezes {
 		defer func() {
-			bg, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
-			defer cancel()
-			// One that has died is found so by its driver's watch, or by the next use.
-			if terr := freezer.Thaw(bg, id); terr != nil && !errors.Is(terr, warren.ErrState) && !errors.Is(terr, warren.ErrNotFound) {
+			if terr := e.letRun(sb); terr != nil {
 				err = errors.Join(err, fmt.Errorf("the sandbox could not be let run on: driver %s: %w", p.row.Driver, terr))
 			}
 		}()
@@ -869,6 +872,9 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, c Caller, ref string, allow
 			err = isTemplates(p, t)
 		}
 	}
+	if err == nil && p.uses == 0 {
+		err = e.neededByRollback(p)
+	}
 	if err != nil {
 		e.mu.Unlock()
 		if allowMissing && errors.Is(err, warren.ErrNotFound) {
@@ -892,6 +898,16 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, c Caller, ref string, allow
 	defer leave()
 	return e.dropSnapshot(ctx, p, &store.Event{Time: e.clock.Now(), Owner: p.row.Owner, Actor: c.User, Action: "snapshot.delete", SandboxID: p.row.SandboxID,
 		Message: p.label(), Fields: map[string]string{"snapshot": string(p.row.ID)}})
+}
+
+// neededByRollback refuses to remove a snapshot that a sandbox is on its way to: a rollback that does not get on uses it only while it tries. The caller holds mu.
+func (e *Engine) neededByRollback(p *snapshot) error {
+	for _, sb := range e.boxes {
+		if sb.state() == RollingBack && sb.row.SnapshotID == p.row.ID {
+			return fmt.Errorf("snapshot %s is needed: sandbox %s is being rolled back to it; delete one of them when it is there, or the sandbox first: %w", p.label(), sb.label(), warren.ErrState)
+		}
+	}
+	return nil
 }
 
 // dropSnapshot removes a snapshot of which removing is set.
@@ -921,13 +937,17 @@ func (e *Engine) dropSnapshot(ctx context.Context, p *snapshot, event *store.Eve
 		}
 	}
 	e.mu.Lock()
-	t := e.templateOf(row.ID) // that of a put which was under way
+	t := e.templateOf(row.ID)    // that of a put which was under way
+	err := e.neededByRollback(p) // one that was under way, and did not get on
 	if t != nil {
+		err = isTemplates(p, t)
+	}
+	if err != nil {
 		p.removing = false
 	}
 	e.mu.Unlock()
-	if t != nil {
-		return isTemplates(p, t)
+	if err != nil {
+		return err
 	}
 	if !row.Transient {
 		if err := e.release(ctx, p); err != nil && !errors.Is(err, warren.ErrExhausted) {
@@ -997,7 +1017,7 @@ func (e *Engine) loadSnapshots(rows []*store.Snapshot, do func(func())) error {
 	return nil
 }
 
-// letRun lets a sandbox run on whose snapshot was cut short. It goes on until the driver answers.
+// letRun lets a sandbox run on that was made to stand still. It goes on until the driver has done it, for nobody else would ask: until then, its delete, or the end of the server.
 func (e *Engine) letRun(sb *sandbox) error {
 	f, ok := driver.As[driver.Freezer](e.opts.Drivers[sb.row.Driver])
 	if !ok {
@@ -1005,13 +1025,21 @@ func (e *Engine) letRun(sb *sandbox) error {
 	}
 	var wait time.Duration
 	for {
-		ctx, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
+		// Also of a server that ends: what stands still would until another is started.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.opts.DeleteTimeout)
 		err := f.Thaw(ctx, sb.row.ID)
 		cancel()
-		if err == nil || errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound) || e.ctx.Err() != nil {
+		// One that has died is found so by its driver's watch, or by the next use.
+		if err == nil || errors.Is(err, warren.ErrState) || errors.Is(err, warren.ErrNotFound) {
 			return nil
 		}
-		e.log.Warn("sandbox whose snapshot was cut short does not run on yet", "sandbox", sb.row.ID, "error", err)
+		e.mu.Lock()
+		doomed := sb.op != nil && sb.op.doomed
+		e.mu.Unlock()
+		if doomed {
+			return err
+		}
+		e.log.Warn("sandbox does not run on yet", "sandbox", sb.row.ID, "error", err)
 		if !e.again(e.ctx, &wait) {
 			return errClosing
 		}

@@ -42,8 +42,8 @@ type meta struct {
 	Gofer   process        `json:"gofer"`
 	Group   cgroup         `json:"group,omitempty"`
 	Exit    *protocol.Exit `json:"exit,omitempty"`
-	// Frozen says whether the sandbox stands still.
-	Frozen frozen `json:"frozen,omitempty"`
+	// Frozen says whether the sandbox stands still. On disk it is a mark of its own, see [meta.mark].
+	Frozen frozen `json:"-"`
 	// Container is the id that gVisor knows, when it is not the sandbox's: one made before it was asked for.
 	Container string `json:"container,omitempty"`
 	// Base is what an image of the sandbox relies on.
@@ -76,10 +76,44 @@ func loadMeta(id string) *meta {
 	if err != nil || validID(m.ID) != nil {
 		return &meta{ID: id, State: stateCreating, Range: -1}
 	}
+	m.Frozen = markOf(id)
 	if m.ID != id { // one of the pool that was about to get this id
 		m.Container, m.ID, m.State = m.container(), id, stateCreating
 	}
 	return m
+}
+
+// mark writes down whether the sandbox stands still: by the name of an empty file, for names can be changed and taken away on a full disk too, on which a sandbox has to be
+// let run on. None is that it runs.
+func (m *meta) mark(f frozen) error {
+	switch f {
+	case changing:
+		err := os.Rename(markPath(m.ID, stands), markPath(m.ID, changing))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = os.WriteFile(markPath(m.ID, changing), nil, 0o600)
+		}
+		return err
+	case stands:
+		return os.Rename(markPath(m.ID, changing), markPath(m.ID, stands))
+	}
+	for _, f := range []frozen{changing, stands} {
+		if err := os.Remove(markPath(m.ID, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func markPath(id string, f frozen) string { return filepath.Join(sandboxDir(id), "frozen."+string(f)) }
+
+// markOf reads what mark has written.
+func markOf(id string) frozen {
+	for _, f := range []frozen{changing, stands} {
+		if _, err := os.Lstat(markPath(id, f)); err == nil {
+			return f
+		}
+	}
+	return runs
 }
 
 // container returns the id that gVisor knows.

@@ -49,8 +49,11 @@ func (s *sandbox) setFrozen(f frozen) error {
 	if s.deleting || s.meta.State != stateRunning {
 		return protocol.Errorf(protocol.KindState, "sandbox %s has ended", s.id)
 	}
+	if err := s.meta.mark(f); err != nil {
+		return err
+	}
 	s.meta.Frozen = f
-	return s.meta.save()
+	return nil
 }
 
 // release lets the sandbox run on; s.still is held.
