@@ -529,12 +529,17 @@ func TestSnapshotFilesDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.pauseNow(r.boxNamed("box"))
+	// One that has died has lost its root.
+	r.world.Kill(r.boxNamed("box"), driver.Exit{Reason: "killed"})
+	eventually(t, "it has failed", func() bool {
+		got, err := r.Get(ctx, alice, "box")
+		return err == nil && got.State == Failed
+	})
 	none, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "none", FilesOnly: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Resume(ctx, alice, "box"); err != nil {
+	if _, err := r.Restart(ctx, alice, "box"); err != nil {
 		t.Fatal(err)
 	}
 	r.mark("box", "two")
