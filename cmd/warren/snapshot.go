@@ -49,7 +49,7 @@ cannot keep memory, or with --files-only, it has the files alone, and what is ma
 		},
 	}
 	cmd.Flags().StringVar(&o.Name, "name", "", "name of the snapshot, unique among yours")
-	cmd.Flags().BoolVar(&o.FilesOnly, "files-only", false, "leave the memory out: root and workspace, for a cold start")
+	cmd.Flags().BoolVar(&o.FilesOnly, "files-only", false, "leave the memory out: root and workspace, for a cold start; of a sandbox that runs")
 	cmd.AddCommand(snapshotListCommand(a), snapshotInspectCommand(a), snapshotRemoveCommand(a))
 	return cmd
 }
