@@ -262,6 +262,38 @@ func TestSecretComesNotBack(t *testing.T) {
 	}
 }
 
+// Over HTTP/2 an answer without a body can have trailers, announced or not.
+func TestSecretInTrailers(t *testing.T) {
+	l := newLab(t)
+	l.name("bank.lab", "11.1.1.1")
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		name := http.TrailerPrefix + "X-Trailer"
+		if r.URL.Query().Has("announced") {
+			name = "X-Trailer"
+			w.Header().Set("Trailer", name)
+		}
+		status := http.StatusOK
+		fmt.Sscanf(r.URL.Path, "/%d", &status)
+		w.WriteHeader(status)
+		w.(http.Flusher).Flush()
+		w.Header().Set(name, key)
+	}), "bank.lab")
+	in := l.sandbox("one", "allow: [bank.lab]\nsecrets:\n  - {secret: bank-key, host: bank.lab, place: {header: Authorization, format: \"Bearer {}\"}}\n", l.secret("bank-key", canary, holder))
+	for _, method := range []string{"GET", "HEAD"} {
+		for _, path := range []string{"/200", "/204", "/304", "/200?announced", "/204?announced", "/304?announced"} {
+			res, err := in.do(t, method, "https://bank.lab"+path, "")
+			if err != nil {
+				t.Errorf("%s %s: %v", method, path, err)
+				continue
+			}
+			if text := whole(t, res); strings.Contains(text, canary) || method == "GET" && res.Trailer.Get("X-Trailer") != holder {
+				t.Errorf("%s %s over %s: the sandbox sees %s", method, path, res.Proto, text)
+			}
+		}
+	}
+}
+
 // byByte lets a reader read no more than it needs.
 type byByte struct{ r io.Reader }
 

@@ -362,8 +362,12 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 	if res.StatusCode == http.StatusPartialContent {
 		return fmt.Errorf("%w: a part of it, though the whole was asked for", ErrOpaque)
 	}
-	head := res.Request != nil && res.Request.Method == http.MethodHead
-	if res.Body == nil || res.Body == http.NoBody || head || res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified {
+	if res.Body == nil || res.Body == http.NoBody {
+		return nil
+	}
+	if bodiless(res) {
+		// What it says of a body is of another answer's. Over HTTP/2 it can have trailers all the same, and they come with its end.
+		s.cleanBody(res, res.Body, found, tell)
 		return nil
 	}
 	if len(res.TransferEncoding) > 1 || len(res.TransferEncoding) == 1 && !strings.EqualFold(res.TransferEncoding[0], "chunked") {
@@ -381,6 +385,18 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 	}
 	deleteHeader(res.Header, "Content-Length")
 	res.ContentLength = -1
+	s.cleanBody(res, src, found, tell)
+	return nil
+}
+
+// bodiless says whether an answer has no body, whatever its header says.
+func bodiless(res *http.Response) bool {
+	head := res.Request != nil && res.Request.Method == http.MethodHead
+	return head || res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified
+}
+
+// cleanBody replaces values in what src, the body as it can be read, gives, and at its end in the trailers.
+func (s *Scrubber) cleanBody(res *http.Response, src io.Reader, found func(n int64), tell Tell) {
 	r := s.Reader(src)
 	r.missed = s.misses(tell)
 	res.Body = &body{Reader: r, Closer: res.Body, end: func() error {
@@ -389,7 +405,6 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 		}
 		return nil
 	}}
-	return nil
 }
 
 // ErrShown is what a stream ends with in which a value appeared that cannot be replaced.

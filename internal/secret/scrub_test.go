@@ -468,6 +468,27 @@ func TestScrubResponse(t *testing.T) {
 	if err := s.Response(res, Tell{}); err != nil {
 		t.Errorf("no body: %v", err)
 	}
+
+	// What has no body can have trailers, and its header may tell of the body that another answer has.
+	for _, tt := range []struct {
+		method string
+		status int
+	}{{"GET", 204}, {"GET", 304}, {"HEAD", 200}} {
+		res = answer(tt.status, http.Header{"Content-Length": {"7"}, "Content-Encoding": {"br"}}, nil)
+		res.Request.Method = tt.method
+		res.Trailer = http.Header{"X-Sum": nil}
+		res.Body = io.NopCloser(&trailing{strings.NewReader(""), func() { res.Trailer.Set("X-Sum", value) }})
+		n := int64(0)
+		if err := s.Response(res, Tell{Found: func(k int64) { n += k }}); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := io.ReadAll(res.Body); err != nil || len(text) > 0 || res.Trailer.Get("X-Sum") != shown || n != 1 {
+			t.Errorf("%s %d: %q, %v, trailer %v, told of %d", tt.method, tt.status, text, err, res.Trailer, n)
+		}
+		if res.ContentLength != 7 || res.Header.Get("Content-Length") != "7" || res.Header.Get("Content-Encoding") != "br" {
+			t.Errorf("%s %d: %v, length %d", tt.method, tt.status, res.Header, res.ContentLength)
+		}
+	}
 }
 
 // trailing calls fn before it gives the end.
