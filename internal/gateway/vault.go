@@ -250,9 +250,9 @@ func (v *vault) clean() (*scrubber, error) {
 	return v.scrubber, nil
 }
 
-// covered says whether a grant is for the destination of a flow, whatever is asked there.
+// covered says whether a grant is for the host of a flow, whatever is asked there, and however: a server shows over http, or on another port, what it was told.
 func covered(p *policy.Policy, f policy.Flow) bool {
-	return slices.ContainsFunc(p.Grants(), func(g policy.Grant) bool { return g.Covers(f) })
+	return slices.ContainsFunc(p.Grants(), func(g policy.Grant) bool { return g.Names(f.Host) })
 }
 
 // use is what a request has to do with secrets.

@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -290,6 +291,38 @@ func TestSecretInTrailers(t *testing.T) {
 			if text := whole(t, res); strings.Contains(text, canary) || method == "GET" && res.Trailer.Get("X-Trailer") != holder {
 				t.Errorf("%s %s over %s: the sandbox sees %s", method, path, res.Proto, text)
 			}
+		}
+	}
+}
+
+// A server shows over http and on other ports what it was told on one.
+func TestSecretComesNotBackElsewhere(t *testing.T) {
+	l := newLab(t)
+	l.name("bank.lab", "11.1.1.1")
+	var last atomic.Value
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "bank.lab" && r.TLS != nil {
+			last.Store(r.Header.Get("Authorization"))
+		}
+		fmt.Fprintf(w, "last %s, now %q, coded as %q", last.Load(), r.Header.Get("Authorization"), r.Header.Get("Accept-Encoding"))
+	})
+	l.web("11.1.1.1:443", h, "bank.lab")
+	l.web("11.1.1.1:80", h)
+	l.web("11.1.1.1:8443", h, "bank.lab")
+	in := l.sandbox("one", "allow: [bank.lab, {host: bank.lab, protocol: http}, {host: bank.lab, ports: [8443], inspect: true}]\n"+
+		"secrets:\n  - {secret: bank-key, host: bank.lab, place: {header: Authorization, format: \"Bearer {}\"}}\n", l.secret("bank-key", canary, holder))
+	for _, url := range []string{"https://bank.lab/", "http://bank.lab/", "https://bank.lab:8443/"} {
+		res, err := in.do(t, "GET", url, "", "Accept-Encoding", "gzip")
+		if err != nil {
+			t.Fatalf("%s: %v", url, err)
+		}
+		now := ""
+		if url == "https://bank.lab/" {
+			now = "Bearer " + holder
+		}
+		want := fmt.Sprintf("last Bearer %s, now %q, coded as \"identity\"", holder, now)
+		if text := whole(t, res); res.StatusCode != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%s: the sandbox sees %s; want %s", url, text, want)
 		}
 	}
 }
