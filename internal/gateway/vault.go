@@ -67,8 +67,8 @@ type scrubber struct {
 const (
 	// maxFormer bounds the values of before that a card remembers.
 	maxFormer = 32
-	// maxNear is how often a value may come back but for its end. What may be the beginning of a value is held back, which the sandbox can see;
-	// whoever guesses with the help of that comes by here with each wrong guess at the end.
+	// maxNear is how often a value may come back but for its end. What may be the beginning of a value is held back, which the sandbox can see, and
+	// the end is held back whole: whoever guesses comes by here with each wrong guess at all of it.
 	maxNear = 64
 )
 

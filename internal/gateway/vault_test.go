@@ -531,6 +531,64 @@ func TestSecretIsNotGuessed(t *testing.T) {
 	}
 }
 
+// A server that sends back at once what it is told tells a sandbox nothing of the end of a value by what is held back.
+func TestSecretIsNotReadByDigits(t *testing.T) {
+	l := newLab(t)
+	l.name("bank.lab", "11.1.1.1")
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex()
+		w.(http.Flusher).Flush()
+		b := make([]byte, 4096)
+		for {
+			n, err := r.Body.Read(b)
+			w.Write(b[:n])
+			w.(http.Flusher).Flush()
+			if err != nil {
+				return
+			}
+		}
+	}), "bank.lab")
+	in := l.sandbox("one", "allow: [bank.lab]\nsecrets:\n  - {secret: bank-key, host: bank.lab, place: {header: Authorization, format: \"Bearer {}\"}}\n", l.secret("bank-key", canary, holder))
+	client := in.client()
+	digits := hex.EncodeToString([]byte(canary))
+	near := digits[:len(digits)-2*8]
+	for _, probe := range []string{digits[:len(near)+1], near + "x", digits[:len(near)+8], near + "xxxxxxxx", digits[:len(digits)-1], near + strings.Repeat("x", 15)} {
+		src, to := io.Pipe()
+		req, err := http.NewRequestWithContext(t.Context(), "POST", "https://bank.lab/echo", src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan string, 2)
+		go func() {
+			b := make([]byte, 4096)
+			io.ReadFull(res.Body, b[:2])
+			got <- string(b[:2])
+			n, _ := res.Body.Read(b)
+			got <- string(b[:n])
+		}()
+		io.WriteString(to, "#\n"+probe)
+		if begun := <-got; begun != "#\n" {
+			t.Fatalf("it begins with %q", begun)
+		}
+		select {
+		case text := <-got:
+			t.Errorf("of %q comes %q", probe, text)
+		case <-time.After(200 * time.Millisecond):
+			// Then all of it comes, and is wrong.
+			io.WriteString(to, strings.Repeat("x", len(digits)-len(probe)))
+			if text := <-got; !strings.HasPrefix(text, near) {
+				t.Errorf("after %q, when as much has come as the value has, comes %q", probe, text)
+			}
+		}
+		to.Close()
+		res.Body.Close()
+	}
+}
+
 // Where nothing was put in, nothing is taken out: what a sandbox without the grant reads is as the server sent it.
 func TestTwinSecretComesBack(t *testing.T) {
 	l, good, _, _ := bankLab(t)
