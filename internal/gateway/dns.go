@@ -264,7 +264,7 @@ func (d *dnsServer) reply(m *dns.Msg, questions []dns.Question, edns bool) {
 		d.deny(m, edns, Entry{Action: "dns.deny", Host: h, Reason: err.Error()})
 	case err != nil:
 		m.Rcode = dns.RcodeServerFailure
-		explain(m, edns, dns.ExtendedErrorCodeNetworkError, err.Error())
+		explain(m, edns, dns.ExtendedErrorCodeNetworkError, unaddressed(err))
 	default:
 		addressed(m, ask, v4, v6)
 	}

@@ -786,10 +786,12 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 	f := r.Context().Value(flowKey{}).(*flow)
 	// What a server said may stand in the error, and in that a secret.
 	status, text := http.StatusBadGateway, "the server did not answer as a server does"
+	// record is what the operator reads, if that is more.
+	record := ""
 	var cert *tls.CertificateVerificationError
 	var dial *net.OpError
 	if errors.As(err, &cert) || errors.As(err, &dial) {
-		text = "the server could not be asked: " + err.Error()
+		text, record = "the server could not be asked: "+unaddressed(err), "the server could not be asked: "+err.Error()
 	}
 	var d *deniedError
 	var s *secretError
@@ -829,17 +831,37 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 		text = s.told()
 		o = deny(s.Error())
 	case errors.Is(err, errNoName):
-		text = fmt.Sprintf("there is no host %s", f.to.Host)
+		text, record = fmt.Sprintf("there is no host %s", f.to.Host), ""
 	case errors.As(err, &t) && t.Timeout():
-		status, text = http.StatusGatewayTimeout, "the server took too long to answer"
+		status, text, record = http.StatusGatewayTimeout, "the server took too long to answer", ""
 	case errors.Is(err, context.Canceled) && context.Cause(f.life) != nil:
-		text = f.givenUp()
+		text, record = f.givenUp(), ""
 	}
 	if o == nil {
-		o = &outcome{action: "http.fail", reason: text}
+		o = &outcome{action: "http.fail", reason: cmp.Or(record, text)}
 	}
 	f.outcome.Store(o)
 	say(w, status, text)
+}
+
+// unaddressed is what a sandbox is told of an error of the network or of the record: no addresses, for the host's own are among them, and no paths.
+func unaddressed(err error) string {
+	if errors.Is(err, errUnrecorded) {
+		return errUnrecorded.Error()
+	}
+	// Of a question it has the resolver's address, and the text of an error of the network in its own.
+	var name *net.DNSError
+	if errors.As(err, &name) {
+		if name.IsTimeout {
+			return "the host's resolver did not answer in time"
+		}
+		return "the host's resolver could not be asked, or cannot tell"
+	}
+	var op *net.OpError
+	for errors.As(err, &op) && op.Err != nil {
+		err = op.Err
+	}
+	return err.Error()
 }
 
 // errorHeader tells what the gateway says from what a server said.

@@ -6,16 +6,20 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 const inspected = `
@@ -204,6 +208,53 @@ func TestUpstreamCertificate(t *testing.T) {
 }
 
 // TestReload changes the policy while things are open.
+// What fails between the host and a server, or the host's resolver, is told without the host's own addresses; the record has them.
+func TestErrorsHaveNoAddresses(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	l.serve("11.1.1.1:443", func(c net.Conn) {
+		io.ReadFull(c, make([]byte, 100))
+		c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	})
+	in := l.sandbox("one", "allow:\n  - {host: \"*.lab\", methods: [GET]}")
+	status, body, err := in.get("https://api.lab/")
+	if err != nil || status != http.StatusBadGateway || !strings.Contains(body, "reset by peer") || strings.Contains(body, "127.0.0.1") || strings.Contains(body, "->") {
+		t.Errorf("%d %s %v", status, body, err)
+	}
+	recorded := func(action, text string) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return slices.ContainsFunc(l.entries, func(e Entry) bool { return e.Action == action && strings.Contains(e.Reason, text) })
+	}
+	eventually(t, "the addresses are on record", func() bool { return recorded("http.fail", "127.0.0.1") })
+
+	read := &net.OpError{Op: "read", Net: "udp", Source: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.168.7.7:5555")),
+		Addr: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.168.7.1:53")), Err: errors.New("connection refused")}
+	for i, lost := range []error{
+		&net.DNSError{Err: read.Error(), Name: "x.lab.", Server: "192.168.7.1:53"},
+		&net.DNSError{Err: read.Error(), Name: "x.lab.", Server: "192.168.7.1:53", IsTimeout: true},
+		read,
+	} {
+		l.mu.Lock()
+		l.lost = lost
+		l.mu.Unlock()
+		m, err := in.ask(fmt.Sprintf("x%d.lab", i), dns.TypeA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := m.String(); m.Rcode != dns.RcodeServerFailure || !strings.Contains(text, "EDE") || strings.Contains(text, "192.168") {
+			t.Errorf("of %v the sandbox is told %s", lost, text)
+		}
+	}
+	if !recorded("dns.fail", "192.168.7.1:53") {
+		t.Error("what failed is not on record")
+	}
+	if text := unaddressed(fmt.Errorf("%w: %w", errUnrecorded, &os.PathError{Op: "write", Path: "/var/lib/warren/flows", Err: io.ErrShortWrite})); strings.Contains(text, "/var") {
+		t.Errorf("of the record the sandbox is told %q", text)
+	}
+}
+
 func TestReload(t *testing.T) {
 	l := newLab(t)
 	l.name("api.lab", "11.1.1.1")

@@ -56,6 +56,7 @@ type lab struct {
 	dialled []string          // addresses that it went to
 	entries []Entry
 	fail    error // of evidence
+	lost    error // of questions for names
 	onEntry func(Entry)
 	own     []netip.Addr
 }
@@ -109,6 +110,9 @@ func (l *lab) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, erro
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked = append(l.asked, host)
+	if l.lost != nil {
+		return nil, l.lost
+	}
 	a := l.addrs[strings.TrimSuffix(host, ".")]
 	if len(a) == 0 {
 		return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}

@@ -67,8 +67,8 @@ type scrubber struct {
 const (
 	// maxFormer bounds the values of before that a card remembers.
 	maxFormer = 32
-	// maxNear is how often a value may come back but for its end. What may be the beginning of a value is held back, which the sandbox can see;
-	// whoever guesses with the help of that comes by here with each wrong guess at the end.
+	// maxNear is how often a value may come back but for its end. What may be the beginning of a value is held back, which the sandbox can see, and
+	// the end is held back whole: whoever guesses comes by here with each wrong guess at all of it.
 	maxNear = 64
 )
 
@@ -250,9 +250,9 @@ func (v *vault) clean() (*scrubber, error) {
 	return v.scrubber, nil
 }
 
-// covered says whether a grant is for the destination of a flow, whatever is asked there.
+// covered says whether a grant is for the host of a flow, whatever is asked there, and however: a server shows over http, or on another port, what it was told.
 func covered(p *policy.Policy, f policy.Flow) bool {
-	return slices.ContainsFunc(p.Grants(), func(g policy.Grant) bool { return g.Covers(f) })
+	return slices.ContainsFunc(p.Grants(), func(g policy.Grant) bool { return g.Names(f.Host) })
 }
 
 // use is what a request has to do with secrets.

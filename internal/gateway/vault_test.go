@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -262,6 +263,70 @@ func TestSecretComesNotBack(t *testing.T) {
 	}
 }
 
+// Over HTTP/2 an answer without a body can have trailers, announced or not.
+func TestSecretInTrailers(t *testing.T) {
+	l := newLab(t)
+	l.name("bank.lab", "11.1.1.1")
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		name := http.TrailerPrefix + "X-Trailer"
+		if r.URL.Query().Has("announced") {
+			name = "X-Trailer"
+			w.Header().Set("Trailer", name)
+		}
+		status := http.StatusOK
+		fmt.Sscanf(r.URL.Path, "/%d", &status)
+		w.WriteHeader(status)
+		w.(http.Flusher).Flush()
+		w.Header().Set(name, key)
+	}), "bank.lab")
+	in := l.sandbox("one", "allow: [bank.lab]\nsecrets:\n  - {secret: bank-key, host: bank.lab, place: {header: Authorization, format: \"Bearer {}\"}}\n", l.secret("bank-key", canary, holder))
+	for _, method := range []string{"GET", "HEAD"} {
+		for _, path := range []string{"/200", "/204", "/304", "/200?announced", "/204?announced", "/304?announced"} {
+			res, err := in.do(t, method, "https://bank.lab"+path, "")
+			if err != nil {
+				t.Errorf("%s %s: %v", method, path, err)
+				continue
+			}
+			if text := whole(t, res); strings.Contains(text, canary) || method == "GET" && res.Trailer.Get("X-Trailer") != holder {
+				t.Errorf("%s %s over %s: the sandbox sees %s", method, path, res.Proto, text)
+			}
+		}
+	}
+}
+
+// A server shows over http and on other ports what it was told on one.
+func TestSecretComesNotBackElsewhere(t *testing.T) {
+	l := newLab(t)
+	l.name("bank.lab", "11.1.1.1")
+	var last atomic.Value
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "bank.lab" && r.TLS != nil {
+			last.Store(r.Header.Get("Authorization"))
+		}
+		fmt.Fprintf(w, "last %s, now %q, coded as %q", last.Load(), r.Header.Get("Authorization"), r.Header.Get("Accept-Encoding"))
+	})
+	l.web("11.1.1.1:443", h, "bank.lab")
+	l.web("11.1.1.1:80", h)
+	l.web("11.1.1.1:8443", h, "bank.lab")
+	in := l.sandbox("one", "allow: [bank.lab, {host: bank.lab, protocol: http}, {host: bank.lab, ports: [8443], inspect: true}]\n"+
+		"secrets:\n  - {secret: bank-key, host: bank.lab, place: {header: Authorization, format: \"Bearer {}\"}}\n", l.secret("bank-key", canary, holder))
+	for _, url := range []string{"https://bank.lab/", "http://bank.lab/", "https://bank.lab:8443/"} {
+		res, err := in.do(t, "GET", url, "", "Accept-Encoding", "gzip")
+		if err != nil {
+			t.Fatalf("%s: %v", url, err)
+		}
+		now := ""
+		if url == "https://bank.lab/" {
+			now = "Bearer " + holder
+		}
+		want := fmt.Sprintf("last Bearer %s, now %q, coded as \"identity\"", holder, now)
+		if text := whole(t, res); res.StatusCode != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%s: the sandbox sees %s; want %s", url, text, want)
+		}
+	}
+}
+
 // byByte lets a reader read no more than it needs.
 type byByte struct{ r io.Reader }
 
@@ -463,6 +528,64 @@ func TestSecretIsNotGuessed(t *testing.T) {
 	in = other
 	if status, back := mirror("was " + canary + ", is " + next); status != 200 || back != "was "+holder+", is "+holder {
 		t.Errorf("after a change: %d %q", status, back)
+	}
+}
+
+// A server that sends back at once what it is told tells a sandbox nothing of the end of a value by what is held back.
+func TestSecretIsNotReadByDigits(t *testing.T) {
+	l := newLab(t)
+	l.name("bank.lab", "11.1.1.1")
+	l.web("11.1.1.1:443", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex()
+		w.(http.Flusher).Flush()
+		b := make([]byte, 4096)
+		for {
+			n, err := r.Body.Read(b)
+			w.Write(b[:n])
+			w.(http.Flusher).Flush()
+			if err != nil {
+				return
+			}
+		}
+	}), "bank.lab")
+	in := l.sandbox("one", "allow: [bank.lab]\nsecrets:\n  - {secret: bank-key, host: bank.lab, place: {header: Authorization, format: \"Bearer {}\"}}\n", l.secret("bank-key", canary, holder))
+	client := in.client()
+	digits := hex.EncodeToString([]byte(canary))
+	near := digits[:len(digits)-2*8]
+	for _, probe := range []string{digits[:len(near)+1], near + "x", digits[:len(near)+8], near + "xxxxxxxx", digits[:len(digits)-1], near + strings.Repeat("x", 15)} {
+		src, to := io.Pipe()
+		req, err := http.NewRequestWithContext(t.Context(), "POST", "https://bank.lab/echo", src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan string, 2)
+		go func() {
+			b := make([]byte, 4096)
+			io.ReadFull(res.Body, b[:2])
+			got <- string(b[:2])
+			n, _ := res.Body.Read(b)
+			got <- string(b[:n])
+		}()
+		io.WriteString(to, "#\n"+probe)
+		if begun := <-got; begun != "#\n" {
+			t.Fatalf("it begins with %q", begun)
+		}
+		select {
+		case text := <-got:
+			t.Errorf("of %q comes %q", probe, text)
+		case <-time.After(200 * time.Millisecond):
+			// Then all of it comes, and is wrong.
+			io.WriteString(to, strings.Repeat("x", len(digits)-len(probe)))
+			if text := <-got; !strings.HasPrefix(text, near) {
+				t.Errorf("after %q, when as much has come as the value has, comes %q", probe, text)
+			}
+		}
+		to.Close()
+		res.Body.Close()
 	}
 }
 

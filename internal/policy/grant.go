@@ -49,7 +49,12 @@ func (p *Policy) Grant(r Request) (Grant, bool) {
 
 // Covers reports whether requests over a flow may be given the secret, so that it has to be inspected.
 func (g *Grant) Covers(f Flow) bool {
-	return f.Protocol == HTTPS && ports(g.Ports).has(f.Port) && slices.ContainsFunc(g.Hosts, func(p Pattern) bool { return p.Match(f.Host) })
+	return f.Protocol == HTTPS && ports(g.Ports).has(f.Port) && g.Names(f.Host)
+}
+
+// Names reports whether the secret may be sent to a host at all. What has been sent there can come back over any protocol and port of it.
+func (g *Grant) Names(h Host) bool {
+	return slices.ContainsFunc(g.Hosts, func(p Pattern) bool { return p.Match(h) })
 }
 
 // Match reports whether a request is given the secret, in all that it can mean; see [Policy.Request], which is to be

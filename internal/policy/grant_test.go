@@ -39,6 +39,14 @@ func TestGrants(t *testing.T) {
 	if g.Name != "github-token" || g.Secret != "github-token" || g.Env != "GITHUB_TOKEN" || grants[2].Name != "pkg key" || g.Hosts[0].String() != "api.github.com" || g.Ports[0].String() != "443" || strings.Join(g.Paths, " ") != "/v1/*" {
 		t.Errorf("%+v", g)
 	}
+	for _, host := range []policy.Host{"api.github.com", "a.corp.lab", "pkg.lab", "other.lab", "corp.lab"} {
+		// A host that may have the secret may show it over any protocol and port.
+		for i, want := range []bool{host == "api.github.com", host == "a.corp.lab", host == "pkg.lab"} {
+			if got := grants[i].Names(host); got != want {
+				t.Errorf("grant %d names %s: %v", i, host, got)
+			}
+		}
+	}
 	for _, tt := range []struct {
 		req    string
 		header http.Header

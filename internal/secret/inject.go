@@ -487,6 +487,21 @@ var credentialHeaders = []string{
 	"Authorization", "Cookie", "X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token", "X-Token", "Private-Token", "Job-Token", "Deploy-Token",
 	"X-Goog-Api-Key", "X-Amz-Security-Token", "X-Vault-Token", "X-Github-Token", "X-Gitlab-Token", "X-Csrf-Token", "X-Session-Token",
 	"X-Ms-Token-Aad-Access-Token", "Ocp-Apim-Subscription-Key", "Circle-Token", "Dd-Api-Key", "Dd-Application-Key",
+	// Of any service.
+	"ApiKey", "X-ApiKey", "Api-Token", "X-Api-Token", "X-Authorization", "X-Key", "X-User-Token", "X-Xsrf-Token",
+	// Of registries and forges.
+	"X-NuGet-ApiKey", "X-JFrog-Art-Api", "Npm-Otp", "Otp", "X-Registry-Auth", "X-Registry-Config", "X-GitHub-Otp", "X-Gitea-Otp", "X-Forgejo-Otp",
+	"X-Gitlab-Static-Object-Token", "X-Buildkite-Token", "X-Octopus-ApiKey",
+	// Of clouds.
+	"X-Auth-Key", "X-Auth-Email", "X-Auth-User", "X-Auth-User-Service-Key", "X-Subject-Token", "X-Storage-Token", "CF-Access-Client-Id", "CF-Access-Client-Secret",
+	"CF-Access-Token", "CF-Aig-Authorization", "X-Serverless-Authorization", "X-Goog-Iam-Authorization-Token", "X-Amz-Access-Token", "X-Amz-S3session-Token",
+	"X-Aws-Ec2-Metadata-Token", "X-Ms-Authorization-Auxiliary", "X-Functions-Key", "Aeg-Sas-Key", "Aeg-Sas-Token", "X-Consul-Token", "X-Nomad-Token", "Fastly-Key", "AccessKey",
+	// Of providers of models, and of what stands before them.
+	"Xi-Api-Key", "X-Subscription-Token", "X-OpenAI-Api-Key", "X-Cohere-Api-Key", "X-Portkey-Api-Key", "Helicone-Auth", "X-RapidApi-Key",
+	// Of data bases, monitors and tools of teams.
+	"X-Algolia-Api-Key", "X-Meili-Api-Key", "X-Typesense-Api-Key", "X-Hasura-Admin-Secret", "X-Parse-Rest-Api-Key", "X-Parse-Master-Key", "X-Sentry-Auth", "X-Sentry-Token",
+	"X-Honeycomb-Team", "X-Insert-Key", "X-Query-Key", "X-License-Key", "X-Rollbar-Access-Token", "X-Figma-Token", "X-Shopify-Access-Token", "X-Postmark-Server-Token",
+	"X-Postmark-Account-Token", "X-Redmine-Api-Key", "X-TrackerToken", "X-Cisco-Meraki-Api-Key",
 }
 
 // StripCredentials removes the headers by which a client shows credentials of its own, and those of the URL's user part, and

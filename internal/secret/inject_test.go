@@ -446,6 +446,17 @@ func TestStripCredentials(t *testing.T) {
 	if !slices.Equal(got, []string{"Cookie", "X_Api_Key", "authorization", "the URL's user part"}) || len(req.Header) != 1 || req.URL.User != nil {
 		t.Errorf("%v, %v", got, req.Header)
 	}
+	// Those of registries, clouds and providers of models, as their clients spell them.
+	for _, name := range []string{
+		"X-NuGet-ApiKey", "X-JFrog-Art-Api", "npm-otp", "OTP", "X-Registry-Auth", "PRIVATE-TOKEN", "X-GitHub-OTP", "X-Auth-Key", "X-Auth-Email", "X-Auth-Token", "X-Subject-Token",
+		"CF-Access-Client-Secret", "X-Goog-Api-Key", "X-Amz-Security-Token", "X-Serverless-Authorization", "x-functions-key", "Fastly-Key", "x-api-key", "api-key", "apikey", "xi-api-key",
+		"X-Subscription-Token", "Ocp-Apim-Subscription-Key", "X-Consul-Token", "X-Hasura-Admin-Secret", "X-Figma-Token",
+	} {
+		req := request(t, "https://h.lab/", http.Header{name: {"mine"}, "X-Request-Id": {"x"}, "X-NuGet-Client-Version": {"x"}, "X-Amz-Date": {"x"}}, "")
+		if got := StripCredentials(req); !slices.Equal(got, []string{name}) || len(req.Header) != 3 {
+			t.Errorf("%s: %q removed, %v", name, got, req.Header)
+		}
+	}
 }
 
 // A client, a proxy that uses this package, and a server that echoes all that it gets, over real connections.

@@ -22,7 +22,7 @@ type Pair struct {
 // forms match, the leftmost counts, and the longest of those that begin together.
 type Scrubber struct {
 	m     *matcher
-	near  *matcher // each text without its end, in the same order
+	near  *nearly
 	with  []string
 	which []Found // by text
 	lower []string
@@ -63,8 +63,44 @@ func NewScrubber(pairs ...Pair) (*Scrubber, error) {
 		}
 	}
 	s.m = newMatcher(texts)
-	s.near = newMatcher(near)
+	s.near = newNearly(texts, near, s.which)
 	return s, nil
+}
+
+// nearly are texts without their ends, in the same order. Where one stands, nobody may see from what is handed on, and when, how much of the end is right:
+// what may be the text waits until as many bytes have come as it has, right or wrong.
+type nearly struct {
+	*matcher
+	// until is, by text, how many bytes have to be there: as many as the longest has of those that begin so.
+	until []int
+	which []Found
+}
+
+func newNearly(texts, near []string, which []Found) *nearly {
+	n := &nearly{matcher: newMatcher(near), until: make([]int, len(near)), which: which}
+	sorted := slices.Sorted(slices.Values(texts))
+	for i, t := range near {
+		// Those that begin with a text stand together.
+		for at, _ := slices.BinarySearch(sorted, t); at < len(sorted) && strings.HasPrefix(sorted[at], t); at++ {
+			n.until[i] = max(n.until[i], len(sorted[at]))
+		}
+	}
+	return n
+}
+
+// waits returns how many bytes have to be there from a place in b on where some of them stand, but for those of a pair, and how long the shortest of them is.
+func (n *nearly) waits(b []byte, at, but int) (until, shortest int) {
+	rest := b[at:]
+	for i := n.head[n.hash(rest[0], rest[1], rest[2])]; i > 0; i = n.nextHead[i-1] {
+		t := n.texts[i-1]
+		if n.which[i-1].Pair == but || len(t) > len(rest) || string(rest[:len(t)]) != t {
+			continue
+		}
+		if until = max(until, n.until[i-1]); shortest == 0 || len(t) < shortest {
+			shortest = len(t)
+		}
+	}
+	return until, shortest
 }
 
 // endOf is how much of the end of a form has to be wrong for the rest to be nearly the value: what is a quarter of the value in it, or eight bytes if
@@ -93,8 +129,8 @@ func (s *Scrubber) String(text string) (string, int) {
 	return out.String(), n
 }
 
-// Reader returns what src gives with every value replaced. It hands on at once what cannot belong to a value: at most
-// as many bytes as the longest form has, less one, wait for more. When src fails other than by its end, these are lost.
+// Reader returns what src gives with every value replaced. It hands on at once what cannot belong to a value, unless it begins
+// like one for all but its end: at most as many bytes as the longest form has, less one, wait for more. When src fails other than by its end, these are lost.
 func (s *Scrubber) Reader(src io.Reader) *Reader {
 	return &Reader{m: s.m, near: s.near, with: s.with, src: src}
 }
@@ -153,8 +189,8 @@ type Reader struct {
 
 	// missed, when not nil, is told of the text that came without its end, and of the one that stands there in its place, or -1. Its error ends the stream.
 	missed func(which, whole int) error
-	near   *matcher
-	judged int // missed knows of what begins before it in buf
+	near   *nearly // nil: texts are no secrets, and what is held back may be seen
+	judged int     // missed knows of what begins before it in buf
 }
 
 // Count returns how many values were replaced up to now.
@@ -199,7 +235,7 @@ func (r *Reader) step() bool {
 	limit := len(b)
 	switch {
 	case r.err == nil:
-		limit = r.m.alive(b, r.pos)
+		limit = r.held(b, r.m.alive(b, r.pos))
 	case !errors.Is(r.err, io.EOF):
 		return false
 	}
@@ -225,6 +261,29 @@ func (r *Reader) step() bool {
 		r.ready = limit
 	}
 	return r.ready > r.pos
+}
+
+// held returns from where b is held back, not after limit: before a text that stands there but for its end while not as many bytes have come as it has.
+func (r *Reader) held(b []byte, limit int) int {
+	if r.near == nil {
+		return limit
+	}
+	for from := max(r.pos, len(b)-r.m.max+1); ; {
+		at, _ := r.near.find(b, from)
+		if at < 0 || at > limit {
+			return limit
+		}
+		// Whoever has sent the whole of a text is shown that anyway.
+		but := -1
+		if whole := r.m.at(b, at); whole >= 0 {
+			but = r.near.which[whole].Pair
+		}
+		if until, shortest := r.near.waits(b, at, but); at+until > len(b) {
+			// A longer text that this one is in was held back from its beginning on, and whether it goes on tells of this one.
+			return min(limit, r.m.alive(b[:at+shortest], r.pos))
+		}
+		from = at + 1
+	}
 }
 
 // judge tells missed of the texts that begin in the buffer before limit, where it is known whether they go on, and do not.
@@ -322,7 +381,8 @@ type Tell struct {
 	// Found is told how many values were replaced: once for what is known before the body, and once at its end.
 	Found func(n int64)
 	// Near is told of a pair of which a form came but for its end, and then something else. What may be a value is held back until
-	// more has come, which can be seen: who has the server say what he likes can guess a value letter by letter, and comes by here.
+	// more has come, which can be seen: who has the server say what he likes can guess its beginning letter by letter. The end is held
+	// back whole, so that he has to guess all of it at once, and comes by here each time.
 	// An error ends the body.
 	Near func(pair int) error
 }
@@ -362,8 +422,12 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 	if res.StatusCode == http.StatusPartialContent {
 		return fmt.Errorf("%w: a part of it, though the whole was asked for", ErrOpaque)
 	}
-	head := res.Request != nil && res.Request.Method == http.MethodHead
-	if res.Body == nil || res.Body == http.NoBody || head || res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified {
+	if res.Body == nil || res.Body == http.NoBody {
+		return nil
+	}
+	if bodiless(res) {
+		// What it says of a body is of another answer's. Over HTTP/2 it can have trailers all the same, and they come with its end.
+		s.cleanBody(res, res.Body, found, tell)
 		return nil
 	}
 	if len(res.TransferEncoding) > 1 || len(res.TransferEncoding) == 1 && !strings.EqualFold(res.TransferEncoding[0], "chunked") {
@@ -381,6 +445,18 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 	}
 	deleteHeader(res.Header, "Content-Length")
 	res.ContentLength = -1
+	s.cleanBody(res, src, found, tell)
+	return nil
+}
+
+// bodiless says whether an answer has no body, whatever its header says.
+func bodiless(res *http.Response) bool {
+	head := res.Request != nil && res.Request.Method == http.MethodHead
+	return head || res.StatusCode == http.StatusNoContent || res.StatusCode == http.StatusNotModified
+}
+
+// cleanBody replaces values in what src, the body as it can be read, gives, and at its end in the trailers.
+func (s *Scrubber) cleanBody(res *http.Response, src io.Reader, found func(n int64), tell Tell) {
 	r := s.Reader(src)
 	r.missed = s.misses(tell)
 	res.Body = &body{Reader: r, Closer: res.Body, end: func() error {
@@ -389,7 +465,6 @@ func (s *Scrubber) Response(res *http.Response, tell Tell) error {
 		}
 		return nil
 	}}
-	return nil
 }
 
 // ErrShown is what a stream ends with in which a value appeared that cannot be replaced.

@@ -468,6 +468,27 @@ func TestScrubResponse(t *testing.T) {
 	if err := s.Response(res, Tell{}); err != nil {
 		t.Errorf("no body: %v", err)
 	}
+
+	// What has no body can have trailers, and its header may tell of the body that another answer has.
+	for _, tt := range []struct {
+		method string
+		status int
+	}{{"GET", 204}, {"GET", 304}, {"HEAD", 200}} {
+		res = answer(tt.status, http.Header{"Content-Length": {"7"}, "Content-Encoding": {"br"}}, nil)
+		res.Request.Method = tt.method
+		res.Trailer = http.Header{"X-Sum": nil}
+		res.Body = io.NopCloser(&trailing{strings.NewReader(""), func() { res.Trailer.Set("X-Sum", value) }})
+		n := int64(0)
+		if err := s.Response(res, Tell{Found: func(k int64) { n += k }}); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := io.ReadAll(res.Body); err != nil || len(text) > 0 || res.Trailer.Get("X-Sum") != shown || n != 1 {
+			t.Errorf("%s %d: %q, %v, trailer %v, told of %d", tt.method, tt.status, text, err, res.Trailer, n)
+		}
+		if res.ContentLength != 7 || res.Header.Get("Content-Length") != "7" || res.Header.Get("Content-Encoding") != "br" {
+			t.Errorf("%s %d: %v, length %d", tt.method, tt.status, res.Header, res.ContentLength)
+		}
+	}
 }
 
 // trailing calls fn before it gives the end.
@@ -578,6 +599,116 @@ func TestScrubNear(t *testing.T) {
 		src.Close()
 		if want := first[:12] + "x." + first[:12] + "y."; !errors.Is(err, enough) || string(got) != want || n != 3 {
 			t.Errorf("%d: %q, %v, told of %d", status, got, err, n)
+		}
+	}
+}
+
+// seen says how much of a text is handed on when 0, 1, 2 ... of its bytes have come.
+func seen(t *testing.T, s *Scrubber, text string) (handed []int, near []int) {
+	t.Helper()
+	src := &watched{text: text}
+	r := s.Reader(src)
+	r.missed = s.misses(Tell{Near: func(pair int) error { near = append(near, pair); return nil }})
+	buf := make([]byte, 512)
+	for {
+		n, err := r.Read(buf)
+		src.handed += n
+		if errors.Is(err, io.EOF) {
+			return src.seen, near
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// watched gives a text byte by byte, each when all was handed on that is.
+type watched struct {
+	text   string
+	handed int
+	seen   []int
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	w.seen = append(w.seen, w.handed)
+	if len(w.seen) > len(w.text) {
+		return 0, io.EOF
+	}
+	p[0] = w.text[len(w.seen)-1]
+	return 1, nil
+}
+
+// What is held back, and how long, tells nothing of the end of a value, in any form: not letter by letter, nor digit by digit.
+func TestScrubTellsNothingOfAnEnd(t *testing.T) {
+	t.Parallel()
+	const key = "key+0123456789abcdef"
+	for name, values := range map[string][]string{
+		"one":        {testValues[0]},
+		"escaped":    {testValues[1]},
+		"base64":     {testValues[2]},
+		"short":      {testValues[3]},
+		"periodic":   {testValues[4]},
+		"begins so":  {key, key + ":the-password-of-it"},
+		"is in it":   {key, "user:" + key + ":and-much-more-that-is-long-enough-to-go-on-after-it"},
+		"both":       {"user:" + key + ":and-much-more-that-is-long-enough-to-go-on-after-it", key, key + ":x"},
+		"ends so":    {key, "user:" + key},
+		"all sorts":  testValues,
+		"alike":      {"head." + key, "head." + key[:18] + "XX"},
+		"end escape": {"abcdefghijkl+/=="},
+	} {
+		s := scrubber(t, values...)
+		for i, text := range s.m.texts {
+			near := len(s.near.texts[i])
+			for _, before := range []string{"<", "user:"} {
+				// Nothing right of the end, and then more of it.
+				var want []int
+				for right := near; right < len(text); right++ {
+					probe := before + text[:right] + strings.Repeat("\x01", len(text)-right)
+					got, missed := seen(t, s, probe+strings.Repeat("\x01", s.m.max))
+					got = got[:len(probe)]
+					if want == nil {
+						want = got
+					}
+					if !slices.Equal(got, want) {
+						t.Fatalf("%s: of %q %v is handed on, of one with nothing right after %d bytes %v", name, probe, got, near, want)
+					}
+					if len(missed) == 0 {
+						t.Fatalf("%s: %q is not told of", name, probe)
+					}
+				}
+			}
+		}
+	}
+
+	// After a switch of protocols too.
+	s := scrubber(t, testValues[0])
+	for _, text := range []string{testValues[0][:12] + "3456789.", testValues[0][:12] + "........"} {
+		res := answer(http.StatusSwitchingProtocols, nil, nil)
+		src := &watched{text: text}
+		res.Body = duplex{src, nil}
+		if err := s.Response(res, Tell{}); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 64)
+		for err := error(nil); err == nil; {
+			var n int
+			n, err = res.Body.Read(buf)
+			src.handed += n
+		}
+		if want := append(make([]int, 20), 20); !slices.Equal(src.seen, want) {
+			t.Errorf("after a switch of protocols %v of %q is handed on, want %v", src.seen, text, want)
+		}
+	}
+
+	// It waits no longer than that, and a whole value with something after it no longer than it has to.
+	s = scrubber(t, testValues[2])
+	for text, want := range map[string]int{
+		testValues[2][:16] + strings.Repeat(".", 16): 32, // as many as a URL has for it
+		testValues[2][:16] + strings.Repeat(".", 15): 0,
+		testValues[2] + "\n":                         len(testPlaceholder) + 2,
+	} {
+		if got, _ := seen(t, s, text); got[len(text)] != want {
+			t.Errorf("of %q %d bytes are handed on; want %d", text, got[len(text)], want)
 		}
 	}
 }
