@@ -233,41 +233,51 @@ var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Ov
 // or take it for another.
 func hyphened(name string) string { return strings.ReplaceAll(name, "_", "-") }
 
-// all returns the meanings, the first of which is the plain one.
+// all returns the meanings, the first of which is the plain one. Where they are more than maxMeanings it returns one more than that many: no request makes it
+// look for or keep more.
 func (q *question) all() []meaning {
 	if q.meanings != nil {
 		return q.meanings
 	}
 	methods := []string{q.Method}
-	for name, values := range q.Header {
-		if !slices.ContainsFunc(overrides, func(o string) bool { return strings.EqualFold(o, hyphened(name)) }) {
-			continue
-		}
-		for _, v := range values {
-			for m := range strings.SplitSeq(v, ",") {
-				// Sorted below, because headers have no order.
-				if m = strings.ToUpper(strings.TrimSpace(m)); m != "" && !slices.Contains(methods, m) {
-					methods = append(methods, m)
-				}
-			}
-		}
-	}
-	slices.Sort(methods[1:])
 	spellings := []bool{false}
-	for name := range q.Header {
-		if hyphened(name) != name {
+	for name, values := range q.Header {
+		plain := hyphened(name)
+		if plain != name {
 			spellings = []bool{false, true}
-			break
+		}
+		if slices.ContainsFunc(overrides, func(o string) bool { return strings.EqualFold(o, plain) }) {
+			methods = named(methods, values)
 		}
 	}
+	// Headers have no order.
+	slices.Sort(methods[1:])
 	for _, path := range readings(q.Path) {
 		for _, m := range methods {
 			for _, h := range spellings {
+				if len(q.meanings) > maxMeanings {
+					return q.meanings
+				}
 				q.meanings = append(q.meanings, meaning{m, path, h})
 			}
 		}
 	}
 	return q.meanings
+}
+
+// named adds the methods that values name to a list, until they are too many: a header has room for tens of thousands, each of which is looked for among the others.
+func named(methods, values []string) []string {
+	for _, v := range values {
+		for m := range strings.SplitSeq(v, ",") {
+			if len(methods) > maxMeanings {
+				return methods
+			}
+			if m = strings.ToUpper(strings.TrimSpace(m)); m != "" && !slices.Contains(methods, m) {
+				methods = append(methods, m)
+			}
+		}
+	}
+	return methods
 }
 
 // header returns the headers by lower-case name, one with _ also as with - if that is asked for; values of one name are joined by a comma, as HTTP does.
@@ -277,25 +287,22 @@ func (q *question) header(hyphens bool) map[string]string {
 		headers = &q.headers[1]
 	}
 	if *headers == nil {
-		h := make(map[string]string, len(q.Header))
+		all := make(map[string][]string, len(q.Header))
 		// In order, so that two spellings of one name are joined the same way each time.
 		for _, name := range slices.Sorted(maps.Keys(q.Header)) {
-			lower, sep := strings.ToLower(name), ", "
-			if lower == "cookie" {
+			lower := strings.ToLower(name)
+			all[lower] = append(all[lower], q.Header[name]...)
+			if other := hyphened(lower); hyphens && other != lower {
+				all[other] = append(all[other], q.Header[name]...)
+			}
+		}
+		h := make(map[string]string, len(all))
+		for name, values := range all {
+			sep := ", "
+			if name == "cookie" {
 				sep = "; "
 			}
-			value := strings.Join(q.Header[name], sep)
-			add := func(name string) {
-				if before, ok := h[name]; ok {
-					h[name] = before + sep + value
-				} else {
-					h[name] = value
-				}
-			}
-			add(lower)
-			if other := hyphened(lower); hyphens && other != lower {
-				add(other)
-			}
+			h[name] = strings.Join(values, sep)
 		}
 		*headers = h
 	}
@@ -323,7 +330,7 @@ func (r *rule) asks(q *question) (ok bool, why string) {
 	}
 	all := q.all()
 	if len(all) > maxMeanings {
-		return r.deny, fmt.Sprintf("the request can be understood in %d ways", len(all))
+		return r.deny, fmt.Sprintf("the request can be understood in %d or more ways", len(all))
 	}
 	for _, m := range all {
 		ok, why = r.means(q, m)

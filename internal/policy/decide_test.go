@@ -3,9 +3,11 @@ package policy_test
 import (
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren/internal/policy"
 )
@@ -209,6 +211,71 @@ func TestRequest(t *testing.T) {
 		if v := p.Request(r); v.Allow {
 			t.Errorf("%s: %+v", name, v)
 		}
+	}
+}
+
+// TestManyMeanings asks with requests that name more than anybody means: they are denied by what comes first of it, and cost and keep nothing of the rest.
+func TestManyMeanings(t *testing.T) {
+	var list strings.Builder
+	for i := range 62_000 {
+		fmt.Fprintf(&list, "M%x,", i)
+	}
+	many := make([]string, 1000)
+	for i := range many {
+		many[i] = fmt.Sprintf("M%d", i)
+	}
+	for name, tt := range map[string]struct {
+		header http.Header
+		allow  bool
+	}{
+		"a long list":                  {http.Header{"X-Http-Method-Override": {list.String()}}, false},
+		"a long list with _":           {http.Header{"X_http_method": {list.String()}}, false},
+		"many lines":                   {http.Header{"X-Method-Override": many}, false},
+		"one method many times":        {http.Header{"X-Http-Method": {strings.Repeat("POST,", 50_000)}}, true},
+		"sixteen ways":                 {http.Header{"X-Http-Method": {"A,B,C,D,E,F,G"}, "X_other": {"1"}}, true},
+		"seventeen ways":               {http.Header{"X-Http-Method": {"A,B,C,D,E,F,G,H,I,J,K,L,M,N,O,P"}}, false},
+		"seventeen ways by two things": {http.Header{"X-Http-Method": {"A,B,C,D,E,F,G,H"}, "X_other": {"1"}}, false},
+	} {
+		r := target(t, "GET https://api.lab/")
+		r.Header = tt.header
+		allows := parse(t, "allow: [{host: api.lab, when: 'request.method != \"DELETE\"'}]")
+		denies := parse(t, "allow: [api.lab]\ndeny: [{host: api.lab, methods: [DELETE]}]")
+		for what, p := range map[string]*policy.Policy{"allow": allows, "deny": denies} {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			began := time.Now()
+			v := p.Request(r)
+			took := time.Since(began)
+			runtime.ReadMemStats(&after)
+			if v.Allow != tt.allow {
+				t.Errorf("%s: the %s rule: %+v; want it allowed: %v", name, what, v, tt.allow)
+			}
+			if !tt.allow && !strings.Contains(v.Reason, "can be understood in 17 or more ways") {
+				t.Errorf("%s: the %s rule: %q does not say why", name, what, v.Reason)
+			}
+			if kept := after.TotalAlloc - before.TotalAlloc; kept > 128<<10 || took > time.Second {
+				t.Errorf("%s: the %s rule took %v and %d bytes", name, what, took, kept)
+			}
+		}
+	}
+	// Spellings of one header are joined once, not anew with each.
+	h := http.Header{}
+	name := []byte("x-aaaaaaaaaa-b")
+	for i := range 1000 {
+		for bit := range 10 {
+			name[2+bit] = "-_"[i>>bit&1]
+		}
+		h[string(name)] = []string{strings.Repeat("v", 200)}
+	}
+	r := target(t, "GET https://api.lab/")
+	r.Header = h
+	p := parse(t, "allow: [{host: api.lab, when: '\"x\" in request.headers'}]")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	p.Request(r)
+	runtime.ReadMemStats(&after)
+	if kept := after.TotalAlloc - before.TotalAlloc; kept > 8<<20 {
+		t.Errorf("1000 spellings of a header of 200 KiB took %d bytes", kept)
 	}
 }
 
