@@ -40,6 +40,7 @@ allow:
   - {host: api.lab, methods: [PUT], when: 'request.headers["x-forwarded-for"] == "a"'}
   - {host: api.lab, methods: [PATCH], when: '"keep-alive" in request.headers || "te" in request.headers && request.headers["te"] != "trailers"'}
   - {host: api.lab, methods: [GET], when: 'request.path != "/up" || "upgrade" in request.headers'}
+  - {host: api.lab, methods: [HEAD], paths: [/public/**]}
 deny:
   - {host: api.lab, when: '"x-danger" in request.headers'}
 `)
@@ -67,6 +68,10 @@ deny:
 		{"GET / HTTP/1.1\r\nUpgrade: websocket\r\n", 200, map[string]string{"Upgrade": "", "Connection": ""}},
 		{"GET / HTTP/1.1\r\nX_HTTP_Method_Override: DELETE\r\n", 403, nil},
 		{"GET / HTTP/1.1\r\nX_Danger: 1\r\n", 403, nil},
+		// Some servers take it for the path.
+		{"HEAD /public/x HTTP/1.1\r\nX-Original-URL: /public/y\r\n", 200, map[string]string{"X-Original-Url": "/public/y"}},
+		{"HEAD /public/x HTTP/1.1\r\nX-Original-URL: /admin\r\n", 403, nil},
+		{"HEAD /public/x HTTP/1.1\r\nX_Rewrite_URL: /admin\r\n", 403, nil},
 	} {
 		conn := in.inspected(t, "http/1.1")
 		fmt.Fprintf(conn, "%sHost: api.lab\r\n\r\n", tt.head)

@@ -214,6 +214,81 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// TestRewrittenPaths asks with headers that some servers take the path from: rules hold for both.
+func TestRewrittenPaths(t *testing.T) {
+	p := parse(t, `
+allow:
+  - {name: paths, host: paths.lab, paths: [/public/**]}
+  - {name: when, host: when.lab, when: '!request.path.startsWith("/admin")'}
+  - {name: query, host: query.lab, when: '"dry" in request.query'}
+  - {name: methods, host: methods.lab, methods: [GET]}
+  - denied.lab
+deny:
+  - {name: admin, host: denied.lab, paths: [/admin/**]}
+secrets:
+  - {secret: k, hosts: [paths.lab, denied.lab], paths: [/public/**], place: {query: key}}
+`)
+	for _, tt := range []struct {
+		req           string
+		values        []string
+		allow, secret bool
+	}{
+		{"https://paths.lab/public/x", nil, true, true},
+		{"https://paths.lab/public/x", []string{"/public/x"}, true, true},
+		{"https://paths.lab/public/x?a=b", []string{"/public/y?c=d"}, true, true},
+		{"https://paths.lab/public/x", []string{"/admin"}, false, false},
+		{"https://paths.lab/public/x", []string{"/admin?/public/x"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public/y", "/admin"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public%2Fy"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public/../admin"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public//y"}, false, false},
+		{"https://paths.lab/public/x", []string{"public/y"}, false, false},
+		{"https://paths.lab/public/x", []string{"https://paths.lab/public/y"}, false, false},
+		{"https://paths.lab/public/x", []string{""}, false, false},
+		{"https://paths.lab/admin", []string{"/public/x"}, false, false},
+		{"https://when.lab/", []string{"/x"}, true, false},
+		{"https://when.lab/", []string{"/admin"}, false, false},
+		{"https://when.lab/", []string{"//x"}, false, false},
+		{"https://query.lab/?dry=1", []string{"/?dry=1"}, true, false},
+		{"https://query.lab/?dry=1", []string{"/x"}, false, false},
+		{"https://query.lab/?dry=1", []string{"/x?dry=0"}, false, false},
+		{"https://query.lab/?dry=1", []string{"x"}, false, false},
+		{"https://methods.lab/", []string{"/admin"}, true, false},
+		{"https://methods.lab/", []string{"//"}, true, false},
+		{"https://denied.lab/public/x", []string{"/public/y"}, true, true},
+		{"https://denied.lab/public/x", []string{"/other"}, true, false},
+		{"https://denied.lab/public/x", []string{"/admin"}, false, false},
+		{"https://denied.lab/public/x", []string{"/x%2F..%2Fadmin"}, false, false},
+	} {
+		for _, name := range []string{"X-Original-Url", "X-ORIGINAL-URL", "X-Rewrite-Url", "X_original-Url", "X_REWRITE_URL"} {
+			r := target(t, "GET "+tt.req)
+			if tt.values != nil {
+				r.Header = http.Header{name: tt.values}
+			}
+			if v := p.Request(r); v.Allow != tt.allow {
+				t.Errorf("%s with %s: %q: %+v; want it allowed: %v", tt.req, name, tt.values, v, tt.allow)
+			}
+			if _, secret := p.Grant(r); secret != tt.secret {
+				t.Errorf("%s with %s: %q is given the secret: %v", tt.req, name, tt.values, secret)
+			}
+			if steps := p.Explain(r); len(steps) == 0 || steps[len(steps)-1].Matched != tt.allow {
+				t.Errorf("%s with %s: %q: %+v", tt.req, name, tt.values, steps)
+			}
+		}
+	}
+	many := make([]string, 1000)
+	for i := range many {
+		many[i] = fmt.Sprintf("/public/%d", i)
+	}
+	for n, want := range map[int]bool{15: true, 16: false, 1000: false} {
+		r := target(t, "GET https://paths.lab/public/x")
+		r.Header = http.Header{"X-Original-Url": many[:n]}
+		if v := p.Request(r); v.Allow != want {
+			t.Errorf("%d paths: %+v", n, v)
+		}
+	}
+}
+
 // TestManyMeanings asks with requests that name more than anybody means: they are denied by what comes first of it, and cost and keep nothing of the rest.
 func TestManyMeanings(t *testing.T) {
 	var list strings.Builder
