@@ -306,8 +306,14 @@ func TestEarlyAnswers(t *testing.T) {
 	}
 }
 
-// TestRefusalsWait has a sandbox that reads no answers keep neither their requests nor more than some of them.
+// TestRefusalsWait has a sandbox that reads no answers keep neither their requests nor more than some of them, whether the gateway denies or a server fails.
 func TestRefusalsWait(t *testing.T) {
+	for action, path := range map[string]string{"http.deny": "/v2/denied", "http.fail": "/v1/x"} {
+		t.Run(action, func(t *testing.T) { refusalsWait(t, action, path) })
+	}
+}
+
+func refusalsWait(t *testing.T, action, path string) {
 	l := newLab(t)
 	l.name("api.lab", "11.1.1.1")
 	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [GET], paths: [/v1/**]}")
@@ -328,7 +334,7 @@ func TestRefusalsWait(t *testing.T) {
 		f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		go io.Copy(io.Discard, conn)
 		for s := range uint32(streams) {
-			b := f.block(append(plainFields("GET", "/v2/denied"), "x-much", strings.Repeat("~", size))...)
+			b := f.block(append(plainFields("GET", path), "x-much", strings.Repeat("~", size))...)
 			for first := true; len(b) > 0; first = false {
 				n := min(len(b), 16000)
 				if first {
@@ -345,12 +351,12 @@ func TestRefusalsWait(t *testing.T) {
 		}
 	}
 	c, _ := l.g.card("one")
-	eventually(t, "all are on record", func() bool { return len(l.of("http.deny")) >= conns*streams })
-	if n := c.refusing.Load(); n > maxRefusing+conns {
+	eventually(t, "all are on record", func() bool { return len(l.of(action)) >= conns*streams })
+	if n := c.refusing.Waiting(); n == 0 || n > maxRefusing+conns {
 		t.Errorf("%d refusals wait", n)
 	}
 	if more := heap() - before; more > conns*streams*size/3 {
 		t.Errorf("%d MiB are kept of %d", more>>20, conns*streams*size>>20)
 	}
-	eventually(t, "none waits for ever", func() bool { return c.refusing.Load() == 0 })
+	eventually(t, "none waits for ever", func() bool { return c.refusing.Waiting() == 0 })
 }
