@@ -529,6 +529,18 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 		return http.StatusBadRequest, errors.New("the request target names a host itself, as to a proxy")
 	case !strings.HasPrefix(r.URL.Path, "/"): // as OPTIONS has it that is for a whole server
 		return http.StatusBadRequest, errors.New("the path does not begin with /")
+	case strings.ContainsFunc(r.URL.RawQuery, func(b rune) bool { return b <= ' ' || b == 0x7f || b == '#' }):
+		// Over HTTP/2 it can stand there, and over HTTP/1 it would end the request's target, or its query.
+		return http.StatusBadRequest, errors.New("the query has a blank, a control character or #; escape it, as %20 or %23")
+	case len(r.Header["User-Agent"]) > 1:
+		// Both would be judged, and the first alone be sent.
+		return http.StatusBadRequest, errors.New("it has several User-Agents; send one")
+	case strings.ContainsFunc(r.URL.RawQuery, func(b rune) bool { return b <= ' ' || b == 0x7f || b == '#' }):
+		// HTTP/2 lets it stand there. A server of HTTP/1.1 would see the target or the query end.
+		return http.StatusBadRequest, errors.New("the query has a blank, a control character or a #; escape it, such as %20 or %23")
+	case len(r.Header["User-Agent"]) > 1:
+		// All would be judged, and only the first be sent.
+		return http.StatusBadRequest, errors.New("it has several User-Agents; send one")
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
 	}

@@ -106,6 +106,100 @@ deny:
 	}
 }
 
+// TestQueries asks with queries that would end earlier for a server of HTTP/1.1, and with two names of one program: what is judged is what arrives.
+func TestQueries(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	lines := make(chan string, 1)
+	cert := l.cert("api.lab")
+	l.serve("11.1.1.1:443", func(c net.Conn) {
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}})
+		if line, err := bufio.NewReader(s).ReadString('\n'); err == nil {
+			lines <- strings.TrimSpace(line)
+			io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		}
+	})
+	in := l.sandbox("one", `allow: [{host: api.lab, methods: [GET]}]
+deny: [{host: api.lab, when: '"user-agent" in request.headers && request.headers["user-agent"] == "bad"'}]
+`)
+	for _, tt := range []struct {
+		target string
+		agents []string
+		status string
+	}{
+		{"/a?x=1&y=%20%23+%7F", nil, "200"},
+		{"/a?x=/?<>|{}~é", nil, "200"},
+		{"/a", nil, "200"},
+		{"/a?x HTTP/1.1", nil, "400"},
+		{"/a?x y", nil, "400"},
+		{"/a? ", nil, "400"},
+		{"/a?id=1#&dry_run=1", nil, "400"},
+		{"/a?x\ty", nil, "400"},
+		{"/a?x\x7f", nil, "400"},
+		{"/a", []string{"good"}, "200"},
+		{"/a", []string{"bad"}, "403"},
+		{"/a", []string{"bad", "good"}, "400"},
+		{"/a", []string{"good", "bad"}, "400"},
+	} {
+		for _, proto := range []string{"h2", "http/1.1"} {
+			conn := in.inspected(t, proto)
+			status := ""
+			if proto == "h2" {
+				fields := plainFields("GET", tt.target)
+				for _, a := range tt.agents {
+					fields = append(fields, "user-agent", a)
+				}
+				f := newFrames()
+				io.WriteString(&f.out, http2.ClientPreface)
+				f.WriteSettings()
+				f.request(1, true, fields...)
+				if _, err := conn.Write(f.out.Bytes()); err != nil {
+					t.Fatal(err)
+				}
+				read := http2.NewFramer(nil, conn)
+				read.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+				for status == "" {
+					frame, err := read.ReadFrame()
+					if err != nil {
+						t.Fatalf("%q %v: %v", tt.target, tt.agents, err)
+					}
+					switch frame := frame.(type) {
+					case *http2.MetaHeadersFrame:
+						status = frame.PseudoValue("status")
+					case *http2.RSTStreamFrame: // the server's own refusal
+						status = "400"
+					}
+				}
+			} else {
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: api.lab\r\n", tt.target)
+				for _, a := range tt.agents {
+					fmt.Fprintf(conn, "User-Agent: %s\r\n", a)
+				}
+				io.WriteString(conn, "\r\n")
+				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatalf("%q %v: %v", tt.target, tt.agents, err)
+				}
+				status = fmt.Sprint(res.StatusCode)
+			}
+			conn.Close()
+			if status != tt.status {
+				t.Errorf("%s %q %v: %s; want %s", proto, tt.target, tt.agents, status, tt.status)
+			}
+			select {
+			case line := <-lines:
+				if want := "GET " + tt.target + " HTTP/1.1"; tt.status != "200" || line != want {
+					t.Errorf("%s %q %v arrived as %q", proto, tt.target, tt.agents, line)
+				}
+			default:
+				if tt.status == "200" {
+					t.Errorf("%s %q %v did not arrive", proto, tt.target, tt.agents)
+				}
+			}
+		}
+	}
+}
+
 // TestContradictions says over HTTP/2 in a header what the frames say otherwise: nothing is judged that is not sent, and what is no contradiction arrives.
 func TestContradictions(t *testing.T) {
 	l := newLab(t)
