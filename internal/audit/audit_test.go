@@ -308,6 +308,42 @@ func TestAppendMasks(t *testing.T) {
 	})
 }
 
+// TestDestinations keeps where something went, also where a host is called like a token.
+func TestDestinations(t *testing.T) {
+	t.Parallel()
+	const known = "sesame.lab"
+	l := open(t, t.TempDir(), Options{Mask: func(s string) string { return strings.ReplaceAll(s, known, "[github]") }})
+	evil := fake("xo", "xb-evil-corporation.com")
+	long := fake("data.s", "k-abcdefghijklmnopq.com")
+	for _, tt := range []struct{ actor, field, value, want string }{
+		{"gateway", "host", evil, evil},
+		{"gateway", "host", long, long},
+		{"gateway", "host", "a." + known, "a.[github]"},
+		{"gateway", "host", "2001:db8::1", "2001:db8::1"},
+		{"gateway", "addr", "192.0.2.1", "192.0.2.1"},
+		{"gateway", "addr", evil, evil},
+		// What is no host, or stands elsewhere, may be anything.
+		{"gateway", "host", evil + "/x", "xoxb-***.com/x"},
+		{"gateway", "host", strings.ToUpper(evil) + " " + evil, strings.ToUpper(evil) + " xoxb-***.com"},
+		{"gateway", "host", "a\nb", `a\nb`},
+		{"gateway", "host", strings.Repeat(evil+".", 20), strings.Repeat("xoxb-***.com.", 20)},
+		{"gateway", "path", evil, "xoxb-***.com"},
+		{"gateway", "rule", evil, "xoxb-***.com"},
+		{"ada", "host", evil, "xoxb-***.com"},
+	} {
+		r, err := l.Append(t.Context(), Record{Actor: tt.actor, Action: "flow.open", Message: "to " + evil, Fields: map[string]string{tt.field: tt.value}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Fields[tt.field]; got != tt.want {
+			t.Errorf("%s of %s: %q; want %q", tt.field, tt.actor, got, tt.want)
+		}
+		if r.Message != "to xoxb-***.com" {
+			t.Errorf("message %q", r.Message)
+		}
+	}
+}
+
 func TestDurable(t *testing.T) {
 	t.Parallel()
 	for _, sync := range []time.Duration{0, -1, time.Hour} {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,7 +55,15 @@ func (l *Log) tidy(r Record) (Record, error) {
 		if namesCredential(key, value) {
 			value = masked
 		}
-		v := l.text(value, maxText)
+		v := ""
+		if r.Actor == "gateway" && (key == "host" || key == "addr") && isDestination(value) {
+			// A name that looks like a token is still where something went, which is what the record is for. What is known as a secret is taken out.
+			if v = value; l.opts.Mask != nil {
+				v = escape(l.opts.Mask(value), maxText, len(value))
+			}
+		} else {
+			v = l.text(value, maxText)
+		}
 		if _, taken := t.Fields[k]; taken || k == "" || k == "truncated" {
 			// Two keys that are the same once cut.
 			k = cut(k, maxKey-8) + "~" + strconv.Itoa(len(t.Fields))
@@ -70,6 +79,19 @@ func (l *Log) tidy(r Record) (Record, error) {
 		t.Fields["truncated"] = fmt.Sprintf("%d fields", dropped)
 	}
 	return t, nil
+}
+
+// isDestination says whether a text can be a host in its canonical form, which has nothing to escape or to cut.
+func isDestination(s string) bool {
+	if _, err := netip.ParseAddr(s); err == nil && !strings.Contains(s, "%") {
+		return true
+	}
+	for i := range len(s) {
+		if c := s[i]; !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 253
 }
 
 // namesCredential says whether a field holds a credential by its key. "secret" and its like are the names of ours.

@@ -52,6 +52,8 @@ type flow struct {
 	wrote   atomic.Bool // that its head was sent
 	used    string      // the names of the grants that were
 	outcome atomic.Pointer[outcome]
+	// left is what is to be said when a request of HTTP/2 has failed and is over.
+	left *refusal
 
 	life   context.Context
 	cancel context.CancelCauseFunc

@@ -28,6 +28,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
+	"github.com/warren-sandbox/warren/internal/duplex"
 	"github.com/warren-sandbox/warren/internal/policy"
 )
 
@@ -107,7 +108,7 @@ func New(opts Options) *Gateway {
 
 // card is a sandbox's.
 type card struct {
-	refusing atomic.Int64 // refusals of HTTP/2 that are being written
+	refusing duplex.Refusals
 	id       string
 	g        *Gateway
 	file     *os.File
@@ -166,7 +167,7 @@ func (g *Gateway) attach(id string, end *os.File, r Rules, from string, turn uin
 		end.Close()
 		return fmt.Errorf("attach sandbox %s: %w", id, err)
 	}
-	c := &card{id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), turn: turn, flows: map[*flow]bool{}, from: map[string]int{}}
+	c := &card{refusing: duplex.Refusals{Max: maxRefusing}, id: id, g: g, file: end, kind: kind, names: newNames(), meter: newMeter(), turn: turn, flows: map[*flow]bool{}, from: map[string]int{}}
 	c.ledger = newLedger(g.opts.Records, c.write)
 	c.set(r)
 	c.life, c.end = context.WithCancel(context.Background())

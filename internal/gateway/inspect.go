@@ -41,9 +41,8 @@ const (
 	answerTime = 30 * time.Minute
 	// maxStreamHeader bounds the head of a request of HTTP/2, of which a connection has many at a time.
 	maxStreamHeader = 64 << 10
-	// maxRefusing is how many refusals of HTTP/2 may wait for a sandbox to read them, and refusalTime how long.
+	// maxRefusing is how many refusals of HTTP/2 may wait for a sandbox to read them.
 	maxRefusing = 256
-	refusalTime = 10 * time.Second
 	// maxStreams is how many requests may be under way on one connection.
 	maxStreams = 128
 )
@@ -294,14 +293,29 @@ func (i *inspector) ended(f *flow) {
 	f.card.record(e)
 }
 
-// handle decides on a request and carries it out.
+// handle answers a request.
 func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
-	conn := r.Context().Value(flowKey{}).(*flow)
-	c := conn.card
-	started := time.Now()
 	if f, ok := r.Context().Value(framesKey{}).(*framing.Frames); ok {
 		w = &answeringWriter{w, f}
 	}
+	if a := i.carryOut(w, r); a != nil {
+		// Whoever gives it no window has it wait, but nothing of what the request had.
+		c := r.Context().Value(flowKey{}).(*flow).card
+		c.refusing.Answer(w, r, func() { say(w, a.status, a.text) })
+	}
+}
+
+// refusal is an answer of the gateway's own.
+type refusal struct {
+	status int
+	text   string
+}
+
+// carryOut decides on a request and carries it out. What it returns is still to be said.
+func (i *inspector) carryOut(w http.ResponseWriter, r *http.Request) (left *refusal) {
+	conn := r.Context().Value(flowKey{}).(*flow)
+	c := conn.card
+	started := time.Now()
 	e := conn.entry("http.request")
 	e.Path = r.URL.Path
 	if validMethod(r.Method) { // else it may be anything
@@ -310,19 +324,7 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	refuse := func(status int, v policy.Verdict) {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, v.Reason, status
 		c.refuse(e)
-		text := fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path[:min(len(e.Path), maxPathTold)], v.Reason)
-		if r.ProtoMajor != 1 {
-			// Whoever gives it no window has the answer wait, with all that the request has.
-			r.Header, r.URL, r.RequestURI = nil, nil, ""
-			defer c.refusing.Add(-1)
-			if c.refusing.Add(1) > maxRefusing {
-				panic(http.ErrAbortHandler)
-			}
-			ctl := http.NewResponseController(w)
-			_ = ctl.SetWriteDeadline(time.Now().Add(refusalTime))
-			defer ctl.Flush()
-		}
-		say(w, status, text)
+		left = &refusal{status, fmt.Sprintf("%s %s%s is denied: %s", r.Method, conn.to.Host, e.Path[:min(len(e.Path), maxPathTold)], v.Reason)}
 	}
 	said, _ := r.Context().Value(framingKey{}).(*framing.Conn)
 	if said != nil {
@@ -331,17 +333,17 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	if err := checkFraming(r, said); err != nil {
 		w.Header().Set("Connection", "close")
 		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
-		return
+		return left
 	}
 	if status, err := checkRequest(r, conn.to); err != nil {
 		refuse(status, policy.Verdict{Reason: err.Error()})
-		return
+		return left
 	}
 	r.Header = sentOn(r.Header)
 	path, err := policy.CanonicalPath(r.URL.EscapedPath())
 	if err != nil {
 		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
-		return
+		return left
 	}
 	e.Path = path
 	rules, vault := c.rules.Load(), c.vault.Load()
@@ -356,18 +358,18 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	v := p.Request(ask)
 	if !v.Allow {
 		refuse(http.StatusForbidden, v)
-		return
+		return left
 	}
 	e.Rule = v.Rule
 	if err := c.meter.request(p.Limits()); err != nil {
 		w.Header().Set("Retry-After", "10")
 		refuse(http.StatusTooManyRequests, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
-		return
+		return left
 	}
 	unescaped, err := url.PathUnescape(path)
 	if err != nil {
 		refuse(http.StatusBadRequest, policy.Verdict{Reason: err.Error()})
-		return
+		return left
 	}
 	// A copy of the header: the proxy changes it, and the decision may be looked at again.
 	f := &flow{to: conn.to, rule: v.Rule, request: &policy.Request{Flow: ask.Flow, Method: ask.Method, Path: path, Query: ask.Query, Header: r.Header.Clone()}, inspected: true}
@@ -375,14 +377,14 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	f.use, unusable = c.secrets(rules, vault, *f.request)
 	if err := c.begin(r.Context(), f); err != nil {
 		refuse(http.StatusTooManyRequests, policy.Verdict{Rule: v.Rule, Reason: err.Error()})
-		return
+		return left
 	}
 	defer c.done(f)
 	// A policy that came meanwhile did not see the request.
 	if now := c.policy(); now != p {
 		if v := now.Request(*f.request); !v.Allow {
 			refuse(http.StatusForbidden, v)
-			return
+			return left
 		}
 	}
 	out := r.WithContext(httptrace.WithClientTrace(context.WithValue(f.life, flowKey{}, f), framing.LimitInformational()))
@@ -394,7 +396,7 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 		e.Action, e.Rule, e.Reason, e.Status = "http.deny", v.Rule, unusable.Error(), http.StatusBadGateway
 		c.refuse(e)
 		i.failed(w, out, unusable)
-		return
+		return f.left
 	}
 	sw := &statusWriter{ResponseWriter: w}
 	// The stop of a flow must reach a response that is being streamed to a reader who does not read.
@@ -444,6 +446,7 @@ func (i *inspector) handle(w http.ResponseWriter, r *http.Request) {
 	early, out, body := duplex.Enable(sw, out)
 	defer body.Finish()
 	i.proxy.ServeHTTP(early, out)
+	return f.left
 }
 
 // hopHeaders are about one connection, and those of a proxy: it keeps them to itself. Of HTTP/2 also the host, which is that of the request.
@@ -526,6 +529,18 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 		return http.StatusBadRequest, errors.New("the request target names a host itself, as to a proxy")
 	case !strings.HasPrefix(r.URL.Path, "/"): // as OPTIONS has it that is for a whole server
 		return http.StatusBadRequest, errors.New("the path does not begin with /")
+	case strings.ContainsFunc(r.URL.RawQuery, func(b rune) bool { return b <= ' ' || b == 0x7f || b == '#' }):
+		// Over HTTP/2 it can stand there, and over HTTP/1 it would end the request's target, or its query.
+		return http.StatusBadRequest, errors.New("the query has a blank, a control character or #; escape it, as %20 or %23")
+	case len(r.Header["User-Agent"]) > 1:
+		// Both would be judged, and the first alone be sent.
+		return http.StatusBadRequest, errors.New("it has several User-Agents; send one")
+	case strings.ContainsFunc(r.URL.RawQuery, func(b rune) bool { return b <= ' ' || b == 0x7f || b == '#' }):
+		// HTTP/2 lets it stand there. A server of HTTP/1.1 would see the target or the query end.
+		return http.StatusBadRequest, errors.New("the query has a blank, a control character or a #; escape it, such as %20 or %23")
+	case len(r.Header["User-Agent"]) > 1:
+		// All would be judged, and only the first be sent.
+		return http.StatusBadRequest, errors.New("it has several User-Agents; send one")
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
 	}
@@ -841,7 +856,14 @@ func (i *inspector) failed(w http.ResponseWriter, r *http.Request, err error) {
 		o = &outcome{action: "http.fail", reason: cmp.Or(record, text)}
 	}
 	f.outcome.Store(o)
-	say(w, status, text)
+	if r.ProtoMajor == 1 {
+		say(w, status, text)
+		return
+	}
+	f.left = &refusal{status, text}
+	if sw, ok := w.(*statusWriter); ok {
+		sw.status = status
+	}
 }
 
 // unaddressed is what a sandbox is told of an error of the network or of the record: no addresses, for the host's own are among them, and no paths.

@@ -40,6 +40,7 @@ allow:
   - {host: api.lab, methods: [PUT], when: 'request.headers["x-forwarded-for"] == "a"'}
   - {host: api.lab, methods: [PATCH], when: '"keep-alive" in request.headers || "te" in request.headers && request.headers["te"] != "trailers"'}
   - {host: api.lab, methods: [GET], when: 'request.path != "/up" || "upgrade" in request.headers'}
+  - {host: api.lab, methods: [HEAD], paths: [/public/**]}
 deny:
   - {host: api.lab, when: '"x-danger" in request.headers'}
 `)
@@ -67,6 +68,10 @@ deny:
 		{"GET / HTTP/1.1\r\nUpgrade: websocket\r\n", 200, map[string]string{"Upgrade": "", "Connection": ""}},
 		{"GET / HTTP/1.1\r\nX_HTTP_Method_Override: DELETE\r\n", 403, nil},
 		{"GET / HTTP/1.1\r\nX_Danger: 1\r\n", 403, nil},
+		// Some servers take it for the path.
+		{"HEAD /public/x HTTP/1.1\r\nX-Original-URL: /public/y\r\n", 200, map[string]string{"X-Original-Url": "/public/y"}},
+		{"HEAD /public/x HTTP/1.1\r\nX-Original-URL: /admin\r\n", 403, nil},
+		{"HEAD /public/x HTTP/1.1\r\nX_Rewrite_URL: /admin\r\n", 403, nil},
 	} {
 		conn := in.inspected(t, "http/1.1")
 		fmt.Fprintf(conn, "%sHost: api.lab\r\n\r\n", tt.head)
@@ -96,6 +101,100 @@ deny:
 		default:
 			if tt.status == 200 {
 				t.Errorf("%q did not arrive", tt.head)
+			}
+		}
+	}
+}
+
+// TestQueries asks with queries that would end earlier for a server of HTTP/1.1, and with two names of one program: what is judged is what arrives.
+func TestQueries(t *testing.T) {
+	l := newLab(t)
+	l.name("api.lab", "11.1.1.1")
+	lines := make(chan string, 1)
+	cert := l.cert("api.lab")
+	l.serve("11.1.1.1:443", func(c net.Conn) {
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}})
+		if line, err := bufio.NewReader(s).ReadString('\n'); err == nil {
+			lines <- strings.TrimSpace(line)
+			io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		}
+	})
+	in := l.sandbox("one", `allow: [{host: api.lab, methods: [GET]}]
+deny: [{host: api.lab, when: '"user-agent" in request.headers && request.headers["user-agent"] == "bad"'}]
+`)
+	for _, tt := range []struct {
+		target string
+		agents []string
+		status string
+	}{
+		{"/a?x=1&y=%20%23+%7F", nil, "200"},
+		{"/a?x=/?<>|{}~é", nil, "200"},
+		{"/a", nil, "200"},
+		{"/a?x HTTP/1.1", nil, "400"},
+		{"/a?x y", nil, "400"},
+		{"/a? ", nil, "400"},
+		{"/a?id=1#&dry_run=1", nil, "400"},
+		{"/a?x\ty", nil, "400"},
+		{"/a?x\x7f", nil, "400"},
+		{"/a", []string{"good"}, "200"},
+		{"/a", []string{"bad"}, "403"},
+		{"/a", []string{"bad", "good"}, "400"},
+		{"/a", []string{"good", "bad"}, "400"},
+	} {
+		for _, proto := range []string{"h2", "http/1.1"} {
+			conn := in.inspected(t, proto)
+			status := ""
+			if proto == "h2" {
+				fields := plainFields("GET", tt.target)
+				for _, a := range tt.agents {
+					fields = append(fields, "user-agent", a)
+				}
+				f := newFrames()
+				io.WriteString(&f.out, http2.ClientPreface)
+				f.WriteSettings()
+				f.request(1, true, fields...)
+				if _, err := conn.Write(f.out.Bytes()); err != nil {
+					t.Fatal(err)
+				}
+				read := http2.NewFramer(nil, conn)
+				read.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+				for status == "" {
+					frame, err := read.ReadFrame()
+					if err != nil {
+						t.Fatalf("%q %v: %v", tt.target, tt.agents, err)
+					}
+					switch frame := frame.(type) {
+					case *http2.MetaHeadersFrame:
+						status = frame.PseudoValue("status")
+					case *http2.RSTStreamFrame: // the server's own refusal
+						status = "400"
+					}
+				}
+			} else {
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: api.lab\r\n", tt.target)
+				for _, a := range tt.agents {
+					fmt.Fprintf(conn, "User-Agent: %s\r\n", a)
+				}
+				io.WriteString(conn, "\r\n")
+				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatalf("%q %v: %v", tt.target, tt.agents, err)
+				}
+				status = fmt.Sprint(res.StatusCode)
+			}
+			conn.Close()
+			if status != tt.status {
+				t.Errorf("%s %q %v: %s; want %s", proto, tt.target, tt.agents, status, tt.status)
+			}
+			select {
+			case line := <-lines:
+				if want := "GET " + tt.target + " HTTP/1.1"; tt.status != "200" || line != want {
+					t.Errorf("%s %q %v arrived as %q", proto, tt.target, tt.agents, line)
+				}
+			default:
+				if tt.status == "200" {
+					t.Errorf("%s %q %v did not arrive", proto, tt.target, tt.agents)
+				}
 			}
 		}
 	}
@@ -301,8 +400,14 @@ func TestEarlyAnswers(t *testing.T) {
 	}
 }
 
-// TestRefusalsWait has a sandbox that reads no answers keep neither their requests nor more than some of them.
+// TestRefusalsWait has a sandbox that reads no answers keep neither their requests nor more than some of them, whether the gateway denies or a server fails.
 func TestRefusalsWait(t *testing.T) {
+	for action, path := range map[string]string{"http.deny": "/v2/denied", "http.fail": "/v1/x"} {
+		t.Run(action, func(t *testing.T) { refusalsWait(t, action, path) })
+	}
+}
+
+func refusalsWait(t *testing.T, action, path string) {
 	l := newLab(t)
 	l.name("api.lab", "11.1.1.1")
 	in := l.sandbox("one", "allow:\n  - {host: api.lab, methods: [GET], paths: [/v1/**]}")
@@ -323,7 +428,7 @@ func TestRefusalsWait(t *testing.T) {
 		f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		go io.Copy(io.Discard, conn)
 		for s := range uint32(streams) {
-			b := f.block(append(plainFields("GET", "/v2/denied"), "x-much", strings.Repeat("~", size))...)
+			b := f.block(append(plainFields("GET", path), "x-much", strings.Repeat("~", size))...)
 			for first := true; len(b) > 0; first = false {
 				n := min(len(b), 16000)
 				if first {
@@ -340,12 +445,12 @@ func TestRefusalsWait(t *testing.T) {
 		}
 	}
 	c, _ := l.g.card("one")
-	eventually(t, "all are on record", func() bool { return len(l.of("http.deny")) >= conns*streams })
-	if n := c.refusing.Load(); n > maxRefusing+conns {
+	eventually(t, "all are on record", func() bool { return len(l.of(action)) >= conns*streams })
+	if n := c.refusing.Waiting(); n == 0 || n > maxRefusing+conns {
 		t.Errorf("%d refusals wait", n)
 	}
 	if more := heap() - before; more > conns*streams*size/3 {
 		t.Errorf("%d MiB are kept of %d", more>>20, conns*streams*size>>20)
 	}
-	eventually(t, "none waits for ever", func() bool { return c.refusing.Load() == 0 })
+	eventually(t, "none waits for ever", func() bool { return c.refusing.Waiting() == 0 })
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -148,7 +149,7 @@ func (p *Policy) byDefault(f Flow) Verdict {
 // Request decides on a request. Deny wins over allow, and what no rule allows is denied.
 //
 // Some requests mean different things to different servers: a path with an encoded slash or with parameters, a method
-// that a header such as X-HTTP-Method-Override replaces, a header whose name has _ for -. Such a request is allowed if one rule allows all of its
+// that a header such as X-HTTP-Method-Override replaces, a path that one such as X-Original-URL does, a header whose name has _ for -. Such a request is allowed if one rule allows all of its
 // meanings, and denied if a rule denies one. A condition that fails to be evaluated allows nothing and denies.
 func (p *Policy) Request(r Request) Verdict {
 	if v, bad := p.refuseHost(r.Host); bad {
@@ -212,7 +213,10 @@ func token(s string) bool {
 
 // meaning is what a server may take a request for.
 type meaning struct {
+	// path is empty where a header names one that is not canonical: no rule can tell what a server makes of it.
 	method, path string
+	// queryless says that a header that replaces the path comes with another query, or none.
+	queryless bool
 	// hyphened says that a header with _ in its name is also the one with -.
 	hyphened bool
 }
@@ -229,45 +233,89 @@ type question struct {
 // overrides are the headers by which frameworks let a request name another method than its own.
 var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
+// rewrites are the headers by which frameworks let a proxy name another path than the request's own.
+var rewrites = []string{"X-Original-Url", "X-Rewrite-Url"}
+
 // hyphened is how some servers read the name of a header, whose variables have _ for -, as CGI and WSGI have it: two spellings are one header. Others drop one with _,
 // or take it for another.
 func hyphened(name string) string { return strings.ReplaceAll(name, "_", "-") }
 
-// all returns the meanings, the first of which is the plain one.
+// all returns the meanings, the first of which is the plain one. Where they are more than maxMeanings it returns one more than that many: no request makes it
+// look for or keep more.
 func (q *question) all() []meaning {
 	if q.meanings != nil {
 		return q.meanings
 	}
 	methods := []string{q.Method}
-	for name, values := range q.Header {
-		if !slices.ContainsFunc(overrides, func(o string) bool { return strings.EqualFold(o, hyphened(name)) }) {
-			continue
-		}
-		for _, v := range values {
-			for m := range strings.SplitSeq(v, ",") {
-				// Sorted below, because headers have no order.
-				if m = strings.ToUpper(strings.TrimSpace(m)); m != "" && !slices.Contains(methods, m) {
-					methods = append(methods, m)
-				}
-			}
-		}
-	}
-	slices.Sort(methods[1:])
-	spellings := []bool{false}
-	for name := range q.Header {
-		if hyphened(name) != name {
-			spellings = []bool{false, true}
-			break
-		}
-	}
+	var paths []meaning // of which no method is set
 	for _, path := range readings(q.Path) {
+		paths = append(paths, meaning{path: path})
+	}
+	own := len(paths)
+	spellings := []bool{false}
+	for name, values := range q.Header {
+		plain := hyphened(name)
+		if plain != name {
+			spellings = []bool{false, true}
+		}
+		is := func(o string) bool { return strings.EqualFold(o, plain) }
+		if slices.ContainsFunc(overrides, is) {
+			methods = named(methods, values)
+		}
+		if slices.ContainsFunc(rewrites, is) {
+			paths = rewritten(paths, values, q.Query)
+		}
+	}
+	// Headers have no order.
+	slices.Sort(methods[1:])
+	slices.SortFunc(paths[own:], func(a, b meaning) int { return strings.Compare(a.path, b.path) })
+	for _, path := range paths {
 		for _, m := range methods {
 			for _, h := range spellings {
-				q.meanings = append(q.meanings, meaning{m, path, h})
+				if len(q.meanings) > maxMeanings {
+					return q.meanings
+				}
+				path.method, path.hyphened = m, h
+				q.meanings = append(q.meanings, path)
 			}
 		}
 	}
 	return q.meanings
+}
+
+// named adds the methods that values name to a list, until they are too many: a header has room for tens of thousands, each of which is looked for among the others.
+func named(methods, values []string) []string {
+	for _, v := range values {
+		for m := range strings.SplitSeq(v, ",") {
+			if len(methods) > maxMeanings {
+				return methods
+			}
+			if m = strings.ToUpper(strings.TrimSpace(m)); m != "" && !slices.Contains(methods, m) {
+				methods = append(methods, m)
+			}
+		}
+	}
+	return methods
+}
+
+// rewritten adds the paths that values name to a list, until they are too many.
+func rewritten(paths []meaning, values []string, query string) []meaning {
+	for _, v := range values {
+		path, other, _ := strings.Cut(v, "?")
+		list := []string{""}
+		if c, err := CanonicalPath(path); err == nil && c == path {
+			list = readings(c)
+		}
+		for _, p := range list {
+			if len(paths) > maxMeanings {
+				return paths
+			}
+			if m := (meaning{path: p, queryless: p == "" || other != query}); !slices.Contains(paths, m) {
+				paths = append(paths, m)
+			}
+		}
+	}
+	return paths
 }
 
 // header returns the headers by lower-case name, one with _ also as with - if that is asked for; values of one name are joined by a comma, as HTTP does.
@@ -277,25 +325,22 @@ func (q *question) header(hyphens bool) map[string]string {
 		headers = &q.headers[1]
 	}
 	if *headers == nil {
-		h := make(map[string]string, len(q.Header))
+		all := make(map[string][]string, len(q.Header))
 		// In order, so that two spellings of one name are joined the same way each time.
 		for _, name := range slices.Sorted(maps.Keys(q.Header)) {
-			lower, sep := strings.ToLower(name), ", "
-			if lower == "cookie" {
+			lower := strings.ToLower(name)
+			all[lower] = append(all[lower], q.Header[name]...)
+			if other := hyphened(lower); hyphens && other != lower {
+				all[other] = append(all[other], q.Header[name]...)
+			}
+		}
+		h := make(map[string]string, len(all))
+		for name, values := range all {
+			sep := ", "
+			if name == "cookie" {
 				sep = "; "
 			}
-			value := strings.Join(q.Header[name], sep)
-			add := func(name string) {
-				if before, ok := h[name]; ok {
-					h[name] = before + sep + value
-				} else {
-					h[name] = value
-				}
-			}
-			add(lower)
-			if other := hyphened(lower); hyphens && other != lower {
-				add(other)
-			}
+			h[name] = strings.Join(values, sep)
 		}
 		*headers = h
 	}
@@ -323,7 +368,7 @@ func (r *rule) asks(q *question) (ok bool, why string) {
 	}
 	all := q.all()
 	if len(all) > maxMeanings {
-		return r.deny, fmt.Sprintf("the request can be understood in %d ways", len(all))
+		return r.deny, fmt.Sprintf("the request can be understood in %d or more ways", len(all))
 	}
 	for _, m := range all {
 		ok, why = r.means(q, m)
@@ -342,6 +387,9 @@ func (r *rule) means(q *question, m meaning) (ok bool, why string) {
 	}) {
 		return false, ""
 	}
+	if len(r.paths) > 0 && m.path == "" {
+		return r.deny, errRewritten.Error()
+	}
 	if len(r.paths) > 0 && !r.path(m.path) {
 		return false, ""
 	}
@@ -354,6 +402,9 @@ func (r *rule) means(q *question, m meaning) (ok bool, why string) {
 	}
 	return ok, ""
 }
+
+// errRewritten says what is wrong with a value of one of the headers in rewrites.
+var errRewritten = errors.New("a header such as X-Original-URL replaces the path by what is no canonical path; leave the header out")
 
 func (r *rule) path(path string) bool {
 	for i := range r.paths {

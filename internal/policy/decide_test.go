@@ -3,9 +3,11 @@ package policy_test
 import (
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/warren-sandbox/warren/internal/policy"
 )
@@ -209,6 +211,146 @@ func TestRequest(t *testing.T) {
 		if v := p.Request(r); v.Allow {
 			t.Errorf("%s: %+v", name, v)
 		}
+	}
+}
+
+// TestRewrittenPaths asks with headers that some servers take the path from: rules hold for both.
+func TestRewrittenPaths(t *testing.T) {
+	p := parse(t, `
+allow:
+  - {name: paths, host: paths.lab, paths: [/public/**]}
+  - {name: when, host: when.lab, when: '!request.path.startsWith("/admin")'}
+  - {name: query, host: query.lab, when: '"dry" in request.query'}
+  - {name: methods, host: methods.lab, methods: [GET]}
+  - denied.lab
+deny:
+  - {name: admin, host: denied.lab, paths: [/admin/**]}
+secrets:
+  - {secret: k, hosts: [paths.lab, denied.lab], paths: [/public/**], place: {query: key}}
+`)
+	for _, tt := range []struct {
+		req           string
+		values        []string
+		allow, secret bool
+	}{
+		{"https://paths.lab/public/x", nil, true, true},
+		{"https://paths.lab/public/x", []string{"/public/x"}, true, true},
+		{"https://paths.lab/public/x?a=b", []string{"/public/y?c=d"}, true, true},
+		{"https://paths.lab/public/x", []string{"/admin"}, false, false},
+		{"https://paths.lab/public/x", []string{"/admin?/public/x"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public/y", "/admin"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public%2Fy"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public/../admin"}, false, false},
+		{"https://paths.lab/public/x", []string{"/public//y"}, false, false},
+		{"https://paths.lab/public/x", []string{"public/y"}, false, false},
+		{"https://paths.lab/public/x", []string{"https://paths.lab/public/y"}, false, false},
+		{"https://paths.lab/public/x", []string{""}, false, false},
+		{"https://paths.lab/admin", []string{"/public/x"}, false, false},
+		{"https://when.lab/", []string{"/x"}, true, false},
+		{"https://when.lab/", []string{"/admin"}, false, false},
+		{"https://when.lab/", []string{"//x"}, false, false},
+		{"https://query.lab/?dry=1", []string{"/?dry=1"}, true, false},
+		{"https://query.lab/?dry=1", []string{"/x"}, false, false},
+		{"https://query.lab/?dry=1", []string{"/x?dry=0"}, false, false},
+		{"https://query.lab/?dry=1", []string{"x"}, false, false},
+		{"https://methods.lab/", []string{"/admin"}, true, false},
+		{"https://methods.lab/", []string{"//"}, true, false},
+		{"https://denied.lab/public/x", []string{"/public/y"}, true, true},
+		{"https://denied.lab/public/x", []string{"/other"}, true, false},
+		{"https://denied.lab/public/x", []string{"/admin"}, false, false},
+		{"https://denied.lab/public/x", []string{"/x%2F..%2Fadmin"}, false, false},
+	} {
+		for _, name := range []string{"X-Original-Url", "X-ORIGINAL-URL", "X-Rewrite-Url", "X_original-Url", "X_REWRITE_URL"} {
+			r := target(t, "GET "+tt.req)
+			if tt.values != nil {
+				r.Header = http.Header{name: tt.values}
+			}
+			if v := p.Request(r); v.Allow != tt.allow {
+				t.Errorf("%s with %s: %q: %+v; want it allowed: %v", tt.req, name, tt.values, v, tt.allow)
+			}
+			if _, secret := p.Grant(r); secret != tt.secret {
+				t.Errorf("%s with %s: %q is given the secret: %v", tt.req, name, tt.values, secret)
+			}
+			if steps := p.Explain(r); len(steps) == 0 || steps[len(steps)-1].Matched != tt.allow {
+				t.Errorf("%s with %s: %q: %+v", tt.req, name, tt.values, steps)
+			}
+		}
+	}
+	many := make([]string, 1000)
+	for i := range many {
+		many[i] = fmt.Sprintf("/public/%d", i)
+	}
+	for n, want := range map[int]bool{15: true, 16: false, 1000: false} {
+		r := target(t, "GET https://paths.lab/public/x")
+		r.Header = http.Header{"X-Original-Url": many[:n]}
+		if v := p.Request(r); v.Allow != want {
+			t.Errorf("%d paths: %+v", n, v)
+		}
+	}
+}
+
+// TestManyMeanings asks with requests that name more than anybody means: they are denied by what comes first of it, and cost and keep nothing of the rest.
+func TestManyMeanings(t *testing.T) {
+	var list strings.Builder
+	for i := range 62_000 {
+		fmt.Fprintf(&list, "M%x,", i)
+	}
+	many := make([]string, 1000)
+	for i := range many {
+		many[i] = fmt.Sprintf("M%d", i)
+	}
+	for name, tt := range map[string]struct {
+		header http.Header
+		allow  bool
+	}{
+		"a long list":                  {http.Header{"X-Http-Method-Override": {list.String()}}, false},
+		"a long list with _":           {http.Header{"X_http_method": {list.String()}}, false},
+		"many lines":                   {http.Header{"X-Method-Override": many}, false},
+		"one method many times":        {http.Header{"X-Http-Method": {strings.Repeat("POST,", 50_000)}}, true},
+		"sixteen ways":                 {http.Header{"X-Http-Method": {"A,B,C,D,E,F,G"}, "X_other": {"1"}}, true},
+		"seventeen ways":               {http.Header{"X-Http-Method": {"A,B,C,D,E,F,G,H,I,J,K,L,M,N,O,P"}}, false},
+		"seventeen ways by two things": {http.Header{"X-Http-Method": {"A,B,C,D,E,F,G,H"}, "X_other": {"1"}}, false},
+	} {
+		r := target(t, "GET https://api.lab/")
+		r.Header = tt.header
+		allows := parse(t, "allow: [{host: api.lab, when: 'request.method != \"DELETE\"'}]")
+		denies := parse(t, "allow: [api.lab]\ndeny: [{host: api.lab, methods: [DELETE]}]")
+		for what, p := range map[string]*policy.Policy{"allow": allows, "deny": denies} {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			began := time.Now()
+			v := p.Request(r)
+			took := time.Since(began)
+			runtime.ReadMemStats(&after)
+			if v.Allow != tt.allow {
+				t.Errorf("%s: the %s rule: %+v; want it allowed: %v", name, what, v, tt.allow)
+			}
+			if !tt.allow && !strings.Contains(v.Reason, "can be understood in 17 or more ways") {
+				t.Errorf("%s: the %s rule: %q does not say why", name, what, v.Reason)
+			}
+			if kept := after.TotalAlloc - before.TotalAlloc; kept > 128<<10 || took > time.Second {
+				t.Errorf("%s: the %s rule took %v and %d bytes", name, what, took, kept)
+			}
+		}
+	}
+	// Spellings of one header are joined once, not anew with each.
+	h := http.Header{}
+	name := []byte("x-aaaaaaaaaa-b")
+	for i := range 1000 {
+		for bit := range 10 {
+			name[2+bit] = "-_"[i>>bit&1]
+		}
+		h[string(name)] = []string{strings.Repeat("v", 200)}
+	}
+	r := target(t, "GET https://api.lab/")
+	r.Header = h
+	p := parse(t, "allow: [{host: api.lab, when: '\"x\" in request.headers'}]")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	p.Request(r)
+	runtime.ReadMemStats(&after)
+	if kept := after.TotalAlloc - before.TotalAlloc; kept > 8<<20 {
+		t.Errorf("1000 spellings of a header of 200 KiB took %d bytes", kept)
 	}
 }
 

@@ -114,7 +114,7 @@ func (r *rule) explain(q *question) (bool, string) {
 		case ok:
 		case len(r.methods) > 0 && !slices.Contains(r.methods, m.method):
 			return false, fmt.Sprintf("the method %.40q%s is not among %s", m.method, other, strings.Join(r.methods, ", "))
-		case len(r.paths) > 0 && !r.path(m.path):
+		case len(r.paths) > 0 && m.path != "" && !r.path(m.path):
 			return false, fmt.Sprintf("the path %.200q is not among its paths", m.path)
 		case why != "":
 			return false, why

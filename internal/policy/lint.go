@@ -65,6 +65,7 @@ func (p *Policy) Lint() []Finding {
 		l.dead(r, n)
 		l.conditions(r)
 		l.inspection(r)
+		l.passed(r)
 		if _, name, ok := strings.Cut(r.label, " "); ok {
 			if before := names[name]; before != nil {
 				l.add(SeverityWarning, r, fmt.Sprintf("its name is that of %s on line %d too", before.label, before.line), "give it another, so that evidence tells them apart")
@@ -72,6 +73,7 @@ func (p *Policy) Lint() []Finding {
 			names[name] = r
 		}
 	}
+	l.credentials()
 	for i := range p.grants {
 		l.grant(&p.grants[i])
 	}
@@ -298,12 +300,76 @@ func (l *linter) inspection(r *rule) {
 	}
 	if !r.deny && !r.protocol.inspectable() {
 		for _, h := range r.hosts {
-			for _, i := range l.deny.host(h.host, nil) {
-				d := l.deny.rules[i]
-				if d.conditional() && r.ports.overlap(d.ports) {
-					l.add(SeverityWarning, r, fmt.Sprintf("over %s no request can be told from another, so %s (line %d) is passed by", r.protocol, d.label, d.line), "allow https, or deny the host altogether")
+			for _, x := range []*index{l.deny, l.allow} {
+				for _, i := range x.host(h.host, nil) {
+					d := x.rules[i]
+					if d.conditional() && r.ports.overlap(d.ports) {
+						l.add(SeverityWarning, r, fmt.Sprintf("over %s no request can be told from another, so %s (line %d) is passed by", r.protocol, d.label, d.line), "allow https, or deny the host altogether")
+					}
 				}
 			}
+		}
+	}
+}
+
+// opaque returns the rules for everything over tcp and udp that decide where a rule does, and that no rule denies there. Only presets have such.
+func (l *linter) opaque(r *rule) (list []*rule) {
+	for _, i := range l.allow.any {
+		s := l.allow.rules[i]
+		if s.protocol.inspectable() || s.protocol == "" || !s.ports.overlap(r.ports) {
+			continue
+		}
+		left := s.ports.all()
+		for _, d := range l.deny.rules {
+			if len(left) > 0 && !d.conditional() && d.speaks(s.protocol) && (d.any || r.coveredBy(&rule{hosts: d.hosts, prefixes: d.prefixes})) {
+				left = left.minus(d.ports)
+			}
+		}
+		if len(left) > 0 && left.overlap(r.ports) {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// protocolsOf names the protocols of rules, each once.
+func protocolsOf(rules []*rule) string {
+	var names []string
+	for _, r := range rules {
+		if !slices.Contains(names, string(r.protocol)) {
+			names = append(names, string(r.protocol))
+		}
+	}
+	return strings.Join(names, " and ")
+}
+
+// passed warns of a denial with conditions that a rule of the preset opens another way past.
+func (l *linter) passed(r *rule) {
+	if !r.deny || !r.conditional() {
+		return // an allow rule with conditions narrows nothing where the preset allows all
+	}
+	if len(r.hosts) > 0 && !slices.ContainsFunc(r.hosts, func(p Pattern) bool { return !internal(p.host) }) {
+		return // no rule for everything is about these
+	}
+	if list := l.opaque(r); len(list) > 0 {
+		l.add(SeverityWarning, r, fmt.Sprintf("%s allows %s there as well, over which no request can be told from another, so it is passed by: over tcp by who is silent at first", list[0].label, protocolsOf(list)),
+			"deny tcp and udp to the same hosts and ports, or extend another preset")
+	}
+}
+
+// credentials warns of rules over whose connections credentials of the sandbox's own go, whatever the policy says of them.
+func (l *linter) credentials() {
+	if !l.platformCredentialsOnly {
+		return
+	}
+	usual := &rule{ports: ports{{80, 80}, {443, 443}}, any: true}
+	const what, remedy = "over %s nothing is taken out of what is sent, so platform_credentials_only is passed by", "allow https alone on ports 80 and 443"
+	if list := l.opaque(usual); len(list) > 0 {
+		l.list = append(l.list, Finding{SeverityWarning, l.credentialsLine, list[0].label, fmt.Sprintf(what+": over tcp by who is silent at first", protocolsOf(list)), "extend another preset"})
+	}
+	for _, r := range l.allow.rules[:l.ownAllow] {
+		if !r.protocol.inspectable() && r.ports.overlap(usual.ports) {
+			l.add(SeverityWarning, r, fmt.Sprintf(what, r.protocol), remedy)
 		}
 	}
 }

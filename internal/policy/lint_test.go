@@ -71,6 +71,16 @@ func TestLint(t *testing.T) {
 		{"allow: [{host: a.lab, methods: [GET], paths: [/**, /v1]}]\n", []string{`paths has /** beside others`}},
 		{"allow: [{host: a.lab, methods: [GET], inspect: true}]\n", []string{`inspect: true says nothing more`}},
 		{"allow: [{host: a.lab}, {host: a.lab, protocol: tcp, ports: [443]}]\ndeny: [{host: a.lab, methods: [PUT]}]\n", []string{`over tcp no request can be told from another, so deny[0] (line 2) is passed by`}},
+		{"allow:\n  - {host: a.lab, methods: [GET]}\n  - {host: a.lab, protocol: tcp, ports: [443]}\n", []string{`line 3: warning: allow[1]: over tcp no request can be told from another, so allow[0] (line 2) is passed by`}},
+		{"allow:\n  - {host: a.lab, methods: [GET]}\n  - {host: a.lab, protocol: tcp, ports: [22]}\n", nil},
+		{"extends: open\ndeny: [{host: a.lab, methods: [PUT]}]\n", []string{`line 2: warning: deny[0]: preset open: allow[2] "tcp" allows tcp and udp there as well, over which no request can be told from another, so it is passed by`}},
+		{"extends: open\ndeny:\n  - {host: a.lab, paths: [/x]}\n  - {host: a.lab, protocol: udp}\n", []string{`line 3: warning: deny[0]: preset open: allow[2] "tcp" allows tcp there`}},
+		{"extends: open\ndeny:\n  - {host: a.lab, paths: [/x], ports: [443]}\n  - {host: '*.lab', protocol: udp}\n  - {host: a.lab, protocol: tcp, ports: [400-442]}\n  - {host: a.lab, protocol: tcp, ports: [443-500]}\n", nil},
+		{"extends: open\ndeny:\n  - {host: [a.lab, b.lab], paths: [/x], ports: [443]}\n  - {host: a.lab, protocol: udp}\n  - {host: a.lab, protocol: tcp}\n", []string{`deny[0]: preset open: allow[2] "tcp" allows tcp and udp there`}},
+		{"extends: open\nplatform_credentials_only: true\n", []string{`line 2: warning: preset open: allow[2] "tcp": over tcp and udp nothing is taken out of what is sent, so platform_credentials_only is passed by`}},
+		{"allow: [a.lab, {host: a.lab, protocol: tcp, ports: [22]}]\nplatform_credentials_only: true\n", nil},
+		{"allow: [a.lab, {host: a.lab, protocol: tcp, ports: [443]}]\nplatform_credentials_only: true\n", []string{`line 1: warning: allow[1]: over tcp nothing is taken out of what is sent, so platform_credentials_only is passed by`}},
+		{"extends: registries\nplatform_credentials_only: true\n", nil},
 		// Names.
 		{"allow: [{name: x, host: a.lab}, {name: x, host: b.lab}]\n", []string{`allow[1] "x": its name is that of allow[0] "x" on line 1 too`}},
 		// Secrets.

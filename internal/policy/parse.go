@@ -122,7 +122,7 @@ func (p *parser) file(data []byte) {
 		p.parseLimits(n)
 	}
 	if n := keys["platform_credentials_only"]; n != nil {
-		p.platformCredentialsOnly = p.boolean(n, "", "platform_credentials_only")
+		p.platformCredentialsOnly, p.credentialsLine = p.boolean(n, "", "platform_credentials_only"), n.Line
 	}
 	for i, n := range p.list(keys["secrets"], "", "secrets") {
 		p.grant(n, i)

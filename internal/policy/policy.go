@@ -22,6 +22,7 @@ type Policy struct {
 	allow, deny             *index
 	limits                  Limits
 	platformCredentialsOnly bool
+	credentialsLine         int
 	grants                  []Grant
 	tests                   []assertion
 	// own is how many of allow and of deny the file itself has; those of the preset follow.

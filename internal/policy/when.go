@@ -145,8 +145,14 @@ func (a *activation) ResolveName(name string) (any, bool) {
 	case "request.method":
 		return a.m.method, true
 	case "request.path":
+		if a.m.path == "" {
+			return types.NewErr("%s", errRewritten), true
+		}
 		return a.m.path, true
 	case "request.query":
+		if a.m.queryless {
+			return types.NewErr("a header such as X-Original-URL replaces the path without this query; leave the header out"), true
+		}
 		v, err := a.q.parameters()
 		if err != nil {
 			return types.NewErr("the query cannot be parsed"), true

@@ -2,6 +2,8 @@ package preview
 
 import (
 	"bufio"
+	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +14,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // listenRaw serves a port of a sandbox with a program that speaks as it likes.
@@ -158,4 +163,82 @@ func TestSlow(t *testing.T) {
 		t.Error("a visitor may take for ever")
 	}
 	<-dripped
+}
+
+// TestStrangersReadNothing has strangers ask over HTTP/2 and give the answers no window: nothing of their requests is kept, no more than some wait, and none for ever.
+func TestStrangersReadNothing(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Domain, o.Secure = "preview.lab", true })
+	name := "3000-" + nobody + ".preview.lab"
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	const conns, streams, size = 8, 200, 48 << 10
+	gone := make(chan error, conns)
+	for range conns {
+		config := r.tls.Clone()
+		config.NextProtos, config.ServerName = []string{"h2"}, name
+		conn, err := tls.Dial("tcp", r.l.Addr().String(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		var out, head bytes.Buffer
+		f, enc := http2.NewFramer(&out, nil), hpack.NewEncoder(&head)
+		io.WriteString(&out, http2.ClientPreface)
+		f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		go func() {
+			conn.SetReadDeadline(time.Now().Add(time.Minute))
+			_, err := io.Copy(io.Discard, conn)
+			gone <- err
+		}()
+		for s := range uint32(streams) {
+			head.Reset()
+			for _, kv := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", name}, {":path", "/"}, {"x-much", strings.Repeat("~", size)}} {
+				enc.WriteField(hpack.HeaderField{Name: kv[0], Value: kv[1]})
+			}
+			b := head.Bytes()
+			for first := true; len(b) > 0; first = false {
+				n := min(len(b), 16000)
+				if first {
+					f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*s + 1, BlockFragment: b[:n], EndStream: true, EndHeaders: n == len(b)})
+				} else {
+					f.WriteContinuation(2*s+1, n == len(b), b[:n])
+				}
+				b = b[n:]
+			}
+		}
+		// At once, since the first answer ends what the connection takes.
+		if _, err := conn.Write(out.Bytes()); err != nil {
+			t.Log(err)
+		}
+	}
+	for end := time.Now().Add(8 * time.Second); r.s.refusals.Waiting() == 0 && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := r.s.refusals.Waiting(); n == 0 || n > maxRefusing+conns {
+		t.Errorf("%d refusals wait", n)
+	}
+	time.Sleep(time.Second)
+	if more := heap() - before; more > conns*streams*size/3 {
+		t.Errorf("%d MiB are kept of %d", more>>20, conns*streams*size>>20)
+	}
+	for range conns {
+		select {
+		case err := <-gone:
+			var slow net.Error
+			if errors.As(err, &slow) && slow.Timeout() {
+				t.Error("a stranger's connection does not end")
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("a stranger's connection does not end")
+		}
+	}
+	if n := r.s.refusals.Waiting(); n != 0 {
+		t.Errorf("%d refusals wait for ever", n)
+	}
 }

@@ -113,6 +113,7 @@ func (s *Server) responseHeader(h http.Header, t target, keep bool) {
 			delete(h, name)
 		}
 	}
+	clearOwn(h)
 	cookies := h["Set-Cookie"]
 	delete(h, "Set-Cookie")
 	for _, c := range cookies {
@@ -129,6 +130,25 @@ func (s *Server) responseHeader(h http.Header, t target, keep bool) {
 	}
 	// No page may loosen its origin to the domain that it shares with others.
 	h.Set("Origin-Agent-Cluster", "?1")
+}
+
+// clearOwn leaves of Clear-Site-Data what it names of the preview's own origin. Cookies are cleared for the whole domain that previews share: a page would log its
+// visitor out of all. What is not known may do as much, and is left out.
+func clearOwn(h http.Header) {
+	const name = "Clear-Site-Data"
+	var kept []string
+	for _, v := range h[name] {
+		for part := range strings.SplitSeq(v, ",") {
+			switch part = strings.TrimSpace(part); part {
+			case `"cache"`, `"storage"`, `"executionContexts"`, `"prefetchCache"`, `"prerenderCache"`:
+				kept = append(kept, part)
+			}
+		}
+	}
+	delete(h, name)
+	if len(kept) > 0 {
+		h.Set(name, strings.Join(kept, ", "))
+	}
 }
 
 // rename replaces the origin that the sandbox takes itself to have by the one that it is reached under.

@@ -79,7 +79,7 @@ func code(s string) string {
 	return strings.Join(parts, "")
 }
 
-func (p *problem) write(w http.ResponseWriter, r *http.Request, port uint16) {
+func (p *problem) write(w http.ResponseWriter, method, accept string, port uint16) {
 	text := p.text
 	if strings.Contains(text, "%d") {
 		text = fmt.Sprintf(text, port)
@@ -96,17 +96,17 @@ func (p *problem) write(w http.ResponseWriter, r *http.Request, port uint16) {
 	}
 	body := fmt.Sprintf("warren: %s. %s\n%s\n", p.title, text, p.hint)
 	h.Set("Content-Type", "text/plain; charset=utf-8")
-	if strings.Contains(r.Header.Get("Accept"), "text/html") {
+	if strings.Contains(accept, "text/html") {
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		refresh := ""
-		if p.again && r.Method == http.MethodGet {
+		if p.again && method == http.MethodGet {
 			refresh = `<meta http-equiv="refresh" content="2">`
 		}
 		body = fmt.Sprintf("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">%s<title>%s</title><style>%s</style></head>"+
 			"<body><h1>%s</h1><p>%s</p><p class=\"hint\">%s</p></body></html>\n", refresh, p.title, style, p.title, text, code(p.hint))
 	}
 	w.WriteHeader(p.status)
-	if r.Method != http.MethodHead {
+	if method != http.MethodHead {
 		_, _ = w.Write([]byte(body))
 	}
 }

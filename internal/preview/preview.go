@@ -86,6 +86,7 @@ type Server struct {
 	http           *http.Server
 	live           live
 	uses           uses
+	refusals       duplex.Refusals
 
 	base   context.Context
 	stop   context.CancelFunc
@@ -113,6 +114,8 @@ const (
 	maxAnswerHead = 256 << 10
 	connIdle      = 30 * time.Second
 	poolIdle      = time.Minute
+	// maxRefusing is how many refusals of HTTP/2 may wait for whoever asked to read them. They may be anybody's.
+	maxRefusing = 1024
 )
 
 // New returns a server. Nothing listens until [Server.Serve].
@@ -139,7 +142,7 @@ func New(o Options) (*Server, error) {
 	if o.MaxTotal == 0 {
 		o.MaxTotal = 4096
 	}
-	s := &Server{opts: o, domain: o.Domain, scheme: "http", log: o.Logger, now: time.Now, pools: map[place]*pool{}}
+	s := &Server{opts: o, domain: o.Domain, scheme: "http", log: o.Logger, now: time.Now, pools: map[place]*pool{}, refusals: duplex.Refusals{Max: maxRefusing}}
 	if s.domain == "" {
 		s.domain = "localhost"
 	}
@@ -320,7 +323,12 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *problem, t ta
 		w.Header().Set("Connection", "close")
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	}
-	p.write(w, r, t.port)
+	if r.ProtoMajor != 1 && p.status < http.StatusInternalServerError {
+		// It takes no further streams, and ends when those that it has have ended.
+		w.Header().Set("Connection", "close")
+	}
+	method, accept := r.Method, r.Header.Get("Accept")
+	s.refusals.Answer(w, r, func() { p.write(w, method, accept, t.port) })
 }
 
 // errWaiting is the error of a page whose sandbox takes long to be there.
@@ -461,8 +469,9 @@ func (s *Server) carry(w *recorder, r *http.Request, t target, g grant) {
 			s.responseHeader(res.Header, t, keep)
 			return nil
 		},
-		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) {
-			s.refuse(out, r, s.explain(r, err), t)
+		ErrorHandler: func(_ http.ResponseWriter, sent *http.Request, err error) {
+			// What was sent may still be looked at.
+			s.refuse(out, r, s.explain(sent, err), t)
 		},
 	}
 	proxy.ServeHTTP(noInformational{out}, r.WithContext(httptrace.WithClientTrace(ctx, framing.LimitInformational())))

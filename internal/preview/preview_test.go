@@ -700,7 +700,7 @@ func TestAnswers(t *testing.T) {
 		}
 		h.Set("Access-Control-Allow-Origin", "*")
 		h.Set("Content-Security-Policy", "default-src 'self'")
-		h.Set("Clear-Site-Data", `"cookies"`)
+		h["Clear-Site-Data"] = []string{`"cache", "cookies","storage"`, `"*"`, `"Cookies", cookies, "clientHints", "executionContexts"`}
 		h.Set("Origin-Agent-Cluster", "?0")
 		h.Set("X-App", "1")
 	})
@@ -713,9 +713,20 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: %s", name, v)
 		}
 	}
-	for name, want := range map[string]string{"Access-Control-Allow-Origin": "*", "Content-Security-Policy": "default-src 'self'", "Clear-Site-Data": `"cookies"`, "Origin-Agent-Cluster": "?1", "X-App": "1"} {
+	for name, want := range map[string]string{"Access-Control-Allow-Origin": "*", "Content-Security-Policy": "default-src 'self'", "Clear-Site-Data": `"cache", "storage", "executionContexts"`, "Origin-Agent-Cluster": "?1", "X-App": "1"} {
 		if v := res.Header.Get(name); v != want {
 			t.Errorf("%s: %q, want %q", name, v, want)
+		}
+	}
+}
+
+// TestClearSiteData keeps a page from clearing what is not its own.
+func TestClearSiteData(t *testing.T) {
+	for v, want := range map[string]string{`"cookies"`: "", `"*"`: "", "": "", `"cache"`: `"cache"`, `"storage","cookies"`: `"storage"`, `"storage:buckets"`: "", `"cookies";"*"`: ""} {
+		h := http.Header{"Clear-Site-Data": {v}}
+		clearOwn(h)
+		if got, has := h["Clear-Site-Data"]; has != (want != "") || has && (len(got) != 1 || got[0] != want) {
+			t.Errorf("%s: %q; want %q", v, got, want)
 		}
 	}
 }
