@@ -158,12 +158,13 @@ func (s *TemplateSpec) check() error {
 
 // build is one build under way.
 type build struct {
-	c    *Client
-	spec TemplateSpec
-	o    BuildOptions
-	sb   *Sandbox
-	repo string   // the URL of the repository, without credentials
-	keys []string // the name of the snapshot after each step
+	c     *Client
+	spec  TemplateSpec
+	o     BuildOptions
+	sb    *Sandbox
+	owner string   // whose build it is
+	repo  string   // the URL of the repository, without credentials
+	keys  []string // the name of the snapshot after each step
 }
 
 func (b *build) report(e BuildEvent, began time.Time) {
@@ -234,7 +235,7 @@ func (b *build) create(ctx context.Context, snapshot string) error {
 	if err != nil {
 		return err
 	}
-	b.sb = sb
+	b.sb, b.owner = sb, sb.Owner
 	if snapshot == "" {
 		b.report(BuildEvent{What: "sandbox", Name: string(sb.ID), Message: "image " + sb.Image}, began)
 	}
@@ -277,19 +278,20 @@ func (b *build) resume(ctx context.Context) (int, error) {
 	if b.o.NoCache {
 		return 0, nil
 	}
+	kept, err := b.kept(ctx)
+	if err != nil {
+		return 0, err
+	}
 	for i := len(b.keys) - 1; i >= 0; i-- {
 		began := time.Now()
-		_, err := b.c.Snapshot(ctx, b.keys[i])
-		if isNotFound(err) {
+		id, ok := kept[b.keys[i]]
+		if !ok {
 			continue
-		}
-		if err != nil {
-			return 0, err
 		}
 		if err := b.leave(ctx); err != nil {
 			return 0, err
 		}
-		if err := b.create(ctx, b.keys[i]); err != nil {
+		if err := b.create(ctx, string(id)); err != nil {
 			return 0, err
 		}
 		for j := range i + 1 {
@@ -303,6 +305,22 @@ func (b *build) resume(ctx context.Context) (int, error) {
 		return i + 1, nil
 	}
 	return 0, nil
+}
+
+// kept returns which steps earlier builds of the same user have kept, by name. The server is not asked for a name: for an operator that
+// names the snapshots of all users, and anybody can give one such a name.
+func (b *build) kept(ctx context.Context) (map[string]SnapshotID, error) {
+	all, err := b.c.steps(ctx, b.spec.Name)
+	if err != nil {
+		return nil, err
+	}
+	kept := map[string]SnapshotID{}
+	for _, p := range all {
+		if p.Owner == b.owner {
+			kept[p.Name] = p.ID
+		}
+	}
+	return kept, nil
 }
 
 // step runs one, and keeps what is there then.
@@ -342,8 +360,14 @@ func (b *build) step(ctx context.Context, i int) error {
 		return fmt.Errorf("step %d of %d (%s): %w", i+1, len(b.spec.Setup), s.label(), err)
 	}
 	if b.o.NoCache {
-		if err := b.c.DeleteSnapshot(ctx, b.keys[i], DeleteOptions{AllowMissing: true}); err != nil {
+		kept, err := b.kept(ctx)
+		if err != nil {
 			return err
+		}
+		if id, ok := kept[b.keys[i]]; ok {
+			if err := b.c.DeleteSnapshot(ctx, string(id), DeleteOptions{AllowMissing: true}); err != nil {
+				return err
+			}
 		}
 	}
 	// Another build that has come to the same content at the same time has kept it.
@@ -513,16 +537,30 @@ func (c *Client) dropUnused(ctx context.Context, id SnapshotID) error {
 
 var stepKey = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
+// steps returns the snapshots that builds of a template have kept, of all users whose snapshots the caller sees.
+func (c *Client) steps(ctx context.Context, template string) ([]*Snapshot, error) {
+	var all []*Snapshot
+	for p, err := range c.Snapshots(ctx, SnapshotListOptions{PageSize: 1000}) {
+		if err != nil {
+			return nil, err
+		}
+		if key, ok := strings.CutPrefix(p.Name, stepPrefix(template)); ok && stepKey.MatchString(key) {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
 // dropSteps deletes the snapshots that builds of a template have kept, but for those of keep, and returns how many. owner is whose they
 // are, "" for any that the caller sees.
 func (c *Client) dropSteps(ctx context.Context, template, owner string, keep []string) (int, error) {
+	all, err := c.steps(ctx, template)
+	if err != nil {
+		return 0, err
+	}
 	var old []SnapshotID
-	for p, err := range c.Snapshots(ctx, SnapshotListOptions{PageSize: 1000}) {
-		if err != nil {
-			return 0, err
-		}
-		key, ok := strings.CutPrefix(p.Name, stepPrefix(template))
-		if ok && stepKey.MatchString(key) && (owner == "" || p.Owner == owner) && !slices.Contains(keep, p.Name) {
+	for _, p := range all {
+		if (owner == "" || p.Owner == owner) && !slices.Contains(keep, p.Name) {
 			old = append(old, p.ID)
 		}
 	}

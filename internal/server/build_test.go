@@ -1,0 +1,164 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver/fake"
+	"github.com/warren-sandbox/warren/internal/server"
+)
+
+// builder is a server over a real engine and the fake driver, and its operator, who builds templates.
+type builder struct {
+	*warren.Client
+	t     *testing.T
+	world *fake.World
+	tcp   string
+}
+
+func newBuilder(t *testing.T) *builder {
+	t.Helper()
+	e, d := realEngine(t)
+	s, err := server.New(server.Options{Engine: e, Version: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	l, err := s.ListenUnix(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Serve(l)
+	tcp, err := server.ListenTCP("127.0.0.1:0", server.TCPOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Serve(tcp)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		s.Shutdown(ctx)
+	})
+	b := &builder{t: t, world: d.World(), tcp: "http://" + tcp.Addr().String()}
+	b.Client = b.connect(warren.Options{URL: "unix://" + socket})
+	return b
+}
+
+func (b *builder) connect(o warren.Options) *warren.Client {
+	b.t.Helper()
+	c, err := warren.Connect(b.t.Context(), o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// user is another one's client.
+func (b *builder) user(name string) *warren.Client {
+	b.t.Helper()
+	_, token, err := b.CreateToken(b.t.Context(), warren.TokenSpec{User: name, TTL: time.Hour})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return b.connect(warren.Options{URL: b.tcp, Token: token})
+}
+
+// app is a template of two steps.
+var app = warren.TemplateSpec{Name: "app", Setup: []warren.TemplateStep{{Run: "true"}, {Run: "echo two"}}}
+
+// build builds it, and returns what became of its steps.
+func (b *builder) build(o warren.BuildOptions) string {
+	b.t.Helper()
+	var steps []string
+	o.Report = func(e warren.BuildEvent) {
+		if e.Step > 0 && e.What != "step" {
+			steps = append(steps, fmt.Sprintf("%d %s", e.Step, e.What))
+		}
+	}
+	if _, err := b.BuildTemplate(b.t.Context(), app, o); err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.Join(steps, ", ")
+}
+
+// snapshots returns those that a client sees.
+func (b *builder) snapshots(c *warren.Client) []*warren.Snapshot {
+	b.t.Helper()
+	var all []*warren.Snapshot
+	for p, err := range c.Snapshots(b.t.Context(), warren.SnapshotListOptions{}) {
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+const (
+	allRun    = "1 step done, 2 step done"
+	allCached = "1 cached, 2 cached"
+)
+
+// TestBuildAmongOthers has other users give their snapshots the names that the steps of an operator's template have. The operator takes
+// none of them, deletes none, and is not hindered by them.
+func TestBuildAmongOthers(t *testing.T) {
+	b := newBuilder(t)
+	if got := b.build(warren.BuildOptions{}); got != allRun {
+		t.Fatalf("the first build: %s", got)
+	}
+	var steps []string
+	for _, p := range b.snapshots(b.Client) {
+		if strings.HasPrefix(p.Name, "step-app-") {
+			steps = append(steps, p.Name)
+		}
+	}
+	if len(steps) != 2 {
+		t.Fatalf("steps %q", steps)
+	}
+	if err := b.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	theirs := map[string]*warren.Client{}
+	for _, name := range []string{"bob", "carol"} {
+		c := b.user(name)
+		theirs[name] = c
+		sb, err := c.Create(t.Context(), warren.Spec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range steps {
+			if _, err := sb.Snapshot(t.Context(), warren.SnapshotOptions{Name: step}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Once there is one of that name and once there are two.
+		if got := b.build(warren.BuildOptions{}); got != allRun {
+			t.Errorf("with those of %s: %s", name, got)
+		}
+		if got := b.build(warren.BuildOptions{}); got != allCached {
+			t.Errorf("with those of %s, once more: %s", name, got)
+		}
+		if got := b.build(warren.BuildOptions{NoCache: true}); got != allRun {
+			t.Errorf("with those of %s, without a cache: %s", name, got)
+		}
+		if err := b.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, c := range theirs {
+		var names []string
+		for _, p := range b.snapshots(c) {
+			names = append(names, p.Name)
+		}
+		if !slices.Equal(names, steps) {
+			t.Errorf("%s has %q", name, names)
+		}
+	}
+}
