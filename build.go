@@ -83,7 +83,8 @@ const (
 
 // BuildEvent is a milestone of a build.
 type BuildEvent struct {
-	// What is "sandbox" (one is there), "cached" (steps up to this one are taken from an earlier build), "step" (one begins), "step done",
+	// What is "sandbox" (one is there), "cached" (steps up to this one are taken from an earlier build), "step unfit" (an earlier build has
+	// kept this one, but it cannot be gone on from, and is run again), "step" (one begins), "step done",
 	// "services" (they begin), "service" (one is in another state), "services ready", "snapshot", or "template" (the build is over).
 	What string `json:"what"`
 	// Step counts from 1, of Steps.
@@ -112,7 +113,8 @@ type BuildOptions struct {
 
 // BuildTemplate makes a template, or the next version of one: it makes a sandbox, runs the setup in it, starts the services, waits until
 // they are ready, and makes the template stand for a snapshot of that, at one instant. After each step it takes a snapshot named by
-// the content of all up to there, and begins after the last step that an earlier build of the template has such a snapshot of. A build that
+// the content of all up to there, and begins after the last step that an earlier build of the template has such a snapshot of, and that
+// this server can go on from: one that is damaged, or of another build of Warren, is run again and replaced. A build that
 // fails leaves the template as it was, and of its own only the snapshots of steps that succeeded. The sandbox is removed in every case.
 func (c *Client) BuildTemplate(ctx context.Context, spec TemplateSpec, o BuildOptions) (*Template, error) {
 	if err := spec.check(); err != nil {
@@ -124,7 +126,7 @@ func (c *Client) BuildTemplate(ctx context.Context, spec TemplateSpec, o BuildOp
 	if o.Report == nil {
 		o.Report = func(BuildEvent) {}
 	}
-	b := &build{c: c, spec: spec, o: o}
+	b := &build{c: c, spec: spec, o: o, unfit: map[string]SnapshotID{}}
 	t, err := b.run(ctx)
 	if derr := b.leave(ctx); derr != nil && err == nil {
 		err = derr
@@ -162,9 +164,10 @@ type build struct {
 	spec  TemplateSpec
 	o     BuildOptions
 	sb    *Sandbox
-	owner string   // whose build it is
-	repo  string   // the URL of the repository, without credentials
-	keys  []string // the name of the snapshot after each step
+	owner string                // whose build it is
+	repo  string                // the URL of the repository, without credentials
+	keys  []string              // the name of the snapshot after each step
+	unfit map[string]SnapshotID // of the steps that cannot be gone on from, by name
 }
 
 func (b *build) report(e BuildEvent, began time.Time) {
@@ -247,6 +250,7 @@ func stepPrefix(template string) string { return "step-" + template + "-" }
 
 // name finds out what the snapshot after each step is called: by all that the step's result depends on.
 func (b *build) name(ctx context.Context) error {
+	b.keys = nil
 	base := ""
 	if b.spec.Repo != nil {
 		ws, err := b.c.Workspace(ctx, string(b.sb.Workspace))
@@ -291,7 +295,16 @@ func (b *build) resume(ctx context.Context) (int, error) {
 		if err := b.leave(ctx); err != nil {
 			return 0, err
 		}
-		if err := b.create(ctx, string(id)); err != nil {
+		err := b.create(ctx, string(id))
+		switch {
+		case isNotFound(err):
+			continue // another build has removed it meanwhile
+		case errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrState):
+			// Made by another build of warren-runtime, or damaged: it will be no better the next time.
+			b.unfit[b.keys[i]] = id
+			b.report(BuildEvent{What: "step unfit", Step: i + 1, Name: b.spec.Setup[i].label(), Message: err.Error()}, time.Time{})
+			continue
+		case err != nil:
 			return 0, err
 		}
 		for j := range i + 1 {
@@ -303,6 +316,16 @@ func (b *build) resume(ctx context.Context) (int, error) {
 			}
 		}
 		return i + 1, nil
+	}
+	if b.sb == nil {
+		// The first made room for one from a step.
+		if err := b.create(ctx, ""); err != nil {
+			return 0, err
+		}
+		// The image or the branch may have moved since.
+		if err := b.name(ctx); err != nil {
+			return 0, err
+		}
 	}
 	return 0, nil
 }
@@ -359,15 +382,17 @@ func (b *build) step(ctx context.Context, i int) error {
 	default:
 		return fmt.Errorf("step %d of %d (%s): %w", i+1, len(b.spec.Setup), s.label(), err)
 	}
+	old := b.unfit[b.keys[i]]
 	if b.o.NoCache {
 		kept, err := b.kept(ctx)
 		if err != nil {
 			return err
 		}
-		if id, ok := kept[b.keys[i]]; ok {
-			if err := b.c.DeleteSnapshot(ctx, string(id), DeleteOptions{AllowMissing: true}); err != nil {
-				return err
-			}
+		old = kept[b.keys[i]]
+	}
+	if old != "" {
+		if err := b.c.dropUnused(ctx, old); err != nil {
+			return err
 		}
 	}
 	// Another build that has come to the same content at the same time has kept it.

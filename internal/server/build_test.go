@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/warren-sandbox/warren"
+	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/fake"
 	"github.com/warren-sandbox/warren/internal/server"
 )
@@ -80,6 +82,9 @@ func (b *builder) build(o warren.BuildOptions) string {
 	o.Report = func(e warren.BuildEvent) {
 		if e.Step > 0 && e.What != "step" {
 			steps = append(steps, fmt.Sprintf("%d %s", e.Step, e.What))
+		}
+		if e.What == "step unfit" && e.Message == "" {
+			b.t.Errorf("not said why: %+v", e)
 		}
 	}
 	if _, err := b.BuildTemplate(b.t.Context(), app, o); err != nil {
@@ -160,5 +165,56 @@ func TestBuildAmongOthers(t *testing.T) {
 		if !slices.Equal(names, steps) {
 			t.Errorf("%s has %q", name, names)
 		}
+	}
+}
+
+// TestBuildUnfitSteps has snapshots of steps that cannot be gone on from: the build goes to the step before, or to none, and puts another in
+// their place.
+func TestBuildUnfitSteps(t *testing.T) {
+	b := newBuilder(t)
+	if got := b.build(warren.BuildOptions{}); got != allRun {
+		t.Fatalf("the first build: %s", got)
+	}
+	for _, how := range []struct {
+		name  string
+		fault fake.Fault
+		want  string
+	}{
+		{"all of another build of the runtime", fake.Fault{Err: errors.ErrUnsupported, Times: 2}, "2 step unfit, 1 step unfit, 1 step done, 2 step done"},
+		{"all damaged", fake.Fault{Err: driver.ErrImage, Times: 2}, "2 step unfit, 1 step unfit, 1 step done, 2 step done"},
+		{"the last damaged", fake.Fault{Err: driver.ErrImage, Times: 1}, "2 step unfit, 1 cached, 2 step done"},
+	} {
+		before := map[string]warren.SnapshotID{}
+		for _, p := range b.snapshots(b.Client) {
+			before[p.Name] = p.ID
+		}
+		b.world.Inject(fake.OpRestore, how.fault)
+		if got := b.build(warren.BuildOptions{}); got != how.want {
+			t.Errorf("%s: %s", how.name, got)
+		}
+		anew := 0
+		for _, p := range b.snapshots(b.Client) {
+			if was, ok := before[p.Name]; ok && was != p.ID {
+				anew++
+			}
+		}
+		if anew != how.fault.Times {
+			t.Errorf("%s: %d steps are kept anew", how.name, anew)
+		}
+		b.world.Inject(fake.OpRestore, fake.Fault{})
+		if got := b.build(warren.BuildOptions{}); got != allCached {
+			t.Errorf("after %s: %s", how.name, got)
+		}
+	}
+	// What else goes wrong is no reason to run a step again.
+	b.world.Inject(fake.OpRestore, fake.Fault{Err: warren.ErrExhausted, Times: 1})
+	if _, err := b.BuildTemplate(t.Context(), app, warren.BuildOptions{}); !errors.Is(err, warren.ErrExhausted) {
+		t.Errorf("without room: %v", err)
+	}
+	if n := len(b.snapshots(b.Client)); n != 3 {
+		t.Errorf("%d snapshots are there", n)
+	}
+	for sb, err := range b.Sandboxes(t.Context(), warren.ListOptions{}) {
+		t.Errorf("left: %v, %v", sb.ID, err)
 	}
 }
