@@ -92,6 +92,10 @@ func (w plainWorkspaces) Usage(context.Context, warren.WorkspaceID) (total, shar
 	return 0, 0, nil
 }
 
+func (w plainWorkspaces) Mark(context.Context, warren.WorkspaceID) error {
+	return errors.ErrUnsupported
+}
+
 func (w plainWorkspaces) Size(context.Context, warren.WorkspaceID) (int64, error) { return 0, nil }
 
 // realEngine opens an engine on the fake driver, whose sandboxes share a real guest that runs here.
