@@ -102,7 +102,7 @@ type BuildEvent struct {
 type BuildOptions struct {
 	// NoCache runs every step, also those that an earlier build has kept.
 	NoCache bool
-	// Keep leaves the snapshots of the version before and of steps that are in no build any more.
+	// Keep leaves the snapshots of the versions before and of steps that are in no build any more, until a build without it.
 	Keep bool
 	// Output takes what the steps write, both streams, as it comes, and the log of a service that does not get ready.
 	Output io.Writer
@@ -248,6 +248,9 @@ func (b *build) create(ctx context.Context, snapshot string) error {
 // stepPrefix begins the names of the snapshots that builds of a template keep; 16 hexadecimal digits follow.
 func stepPrefix(template string) string { return "step-" + template + "-" }
 
+// versionPrefix begins the names of the snapshots that a template stands for; 8 hexadecimal digits follow.
+func versionPrefix(template string) string { return "template-" + template + "-" }
+
 // name finds out what the snapshot after each step is called: by all that the step's result depends on.
 func (b *build) name(ctx context.Context) error {
 	b.keys = nil
@@ -333,7 +336,7 @@ func (b *build) resume(ctx context.Context) (int, error) {
 // kept returns which steps earlier builds of the same user have kept, by name. The server is not asked for a name: for an operator that
 // names the snapshots of all users, and anybody can give one such a name.
 func (b *build) kept(ctx context.Context) (map[string]SnapshotID, error) {
-	all, err := b.c.steps(ctx, b.spec.Name)
+	all, _, err := b.c.built(ctx, b.spec.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -520,7 +523,7 @@ func (b *build) finish(ctx context.Context) (*Template, error) {
 	if err != nil {
 		return nil, err
 	}
-	snap, err := b.sb.Snapshot(ctx, SnapshotOptions{Name: "template-" + b.spec.Name + "-" + randomKey()[:8], Progress: b.o.Progress})
+	snap, err := b.sb.Snapshot(ctx, SnapshotOptions{Name: versionPrefix(b.spec.Name) + randomKey()[:8], Progress: b.o.Progress})
 	if err != nil {
 		return nil, err
 	}
@@ -543,8 +546,9 @@ func (b *build) finish(ctx context.Context) (*Template, error) {
 			return nil, fmt.Errorf("the template is built, but the snapshot of the version before stays: %w", err)
 		}
 	}
-	if _, err := b.c.dropSteps(ctx, t.Name, t.Owner, b.keys); err != nil {
-		return nil, fmt.Errorf("the template is built, but snapshots of steps of earlier builds stay: %w", err)
+	// The server's clock is the measure of both.
+	if _, err := b.c.dropBuilt(ctx, t.Name, t.Owner, append(b.keys, snap.Name), snap.Created); err != nil {
+		return nil, fmt.Errorf("the template is built, but snapshots of earlier builds stay: %w", err)
 	}
 	return t, nil
 }
@@ -560,32 +564,52 @@ func (c *Client) dropUnused(ctx context.Context, id SnapshotID) error {
 	return err
 }
 
-var stepKey = regexp.MustCompile(`^[0-9a-f]{16}$`)
+var (
+	stepKey    = regexp.MustCompile(`^[0-9a-f]{16}$`)
+	versionKey = regexp.MustCompile(`^[0-9a-f]{8}$`)
+)
 
-// steps returns the snapshots that builds of a template have kept, of all users whose snapshots the caller sees.
-func (c *Client) steps(ctx context.Context, template string) ([]*Snapshot, error) {
-	var all []*Snapshot
+// built returns the snapshots that builds of a template have made, of steps and of what the template was to stand for, of all users whose
+// snapshots the caller sees.
+func (c *Client) built(ctx context.Context, template string) (steps, versions []*Snapshot, err error) {
 	for p, err := range c.Snapshots(ctx, SnapshotListOptions{PageSize: 1000}) {
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if key, ok := strings.CutPrefix(p.Name, stepPrefix(template)); ok && stepKey.MatchString(key) {
-			all = append(all, p)
+			steps = append(steps, p)
+		}
+		if key, ok := strings.CutPrefix(p.Name, versionPrefix(template)); ok && versionKey.MatchString(key) {
+			versions = append(versions, p)
 		}
 	}
-	return all, nil
+	return steps, versions, nil
 }
 
-// dropSteps deletes the snapshots that builds of a template have kept, but for those of keep, and returns how many. owner is whose they
-// are, "" for any that the caller sees.
-func (c *Client) dropSteps(ctx context.Context, template, owner string, keep []string) (int, error) {
-	all, err := c.steps(ctx, template)
+// finishing is how long a build may take from the begin of its last snapshot, which may have much to write, to the put that follows it.
+const finishing = 30 * time.Minute
+
+// underWay reports whether the build that made a snapshot may yet put it in the place of the template. A build removes its sandbox when it is
+// over, so one whose sandbox is gone is. That of a client that was killed stays for hours, and so counts only for a while.
+func (c *Client) underWay(ctx context.Context, p *Snapshot, now time.Time) bool {
+	if now.Sub(p.Created) > finishing {
+		return false
+	}
+	_, err := c.Sandbox(ctx, string(p.Sandbox))
+	return !isNotFound(err)
+}
+
+// dropBuilt deletes the snapshots that an owner's builds of a template have made, but for those named in keep, of builds that are under way
+// at now, and what a template stands for. Who was killed before its put, or before it had removed the version before, has left some. It
+// returns how many it has tried.
+func (c *Client) dropBuilt(ctx context.Context, template, owner string, keep []string, now time.Time) (int, error) {
+	steps, versions, err := c.built(ctx, template)
 	if err != nil {
 		return 0, err
 	}
 	var old []SnapshotID
-	for _, p := range all {
-		if (owner == "" || p.Owner == owner) && !slices.Contains(keep, p.Name) {
+	for i, p := range slices.Concat(steps, versions) {
+		if p.Owner == owner && !slices.Contains(keep, p.Name) && (i < len(steps) || !c.underWay(ctx, p, now)) {
 			old = append(old, p.ID)
 		}
 	}

@@ -218,3 +218,77 @@ func TestBuildUnfitSteps(t *testing.T) {
 		t.Errorf("left: %v, %v", sb.ID, err)
 	}
 }
+
+// TestBuildRemains has what builds leave that are killed between their last snapshot and their end: the next build removes it, and so does
+// the removal of the template, but nothing of a build that is under way or of another user.
+func TestBuildRemains(t *testing.T) {
+	b := newBuilder(t)
+	bob := b.user("bob")
+	// last is what a build makes at its end. Its sandbox is there while it is under way.
+	last := func(c *warren.Client, name string, over bool) warren.SnapshotID {
+		t.Helper()
+		sb, err := c.Create(t.Context(), warren.Spec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := sb.Snapshot(t.Context(), warren.SnapshotOptions{Name: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if over {
+			if err := sb.Delete(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return p.ID
+	}
+	// has checks that of these there are only the first n.
+	has := func(when string, n int, ids ...warren.SnapshotID) {
+		t.Helper()
+		for i, id := range ids {
+			if _, err := b.Snapshot(t.Context(), string(id)); (err == nil) != (i < n) {
+				t.Errorf("%s: snapshot %d of %d: %v", when, i+1, len(ids), err)
+			}
+		}
+	}
+	under := last(b.Client, "template-app-00000001", false)
+	bobs := last(bob, "template-app-00000002", true)
+	other := last(b.Client, "template-app-x-00000002", true)
+	named := last(b.Client, "template-app-mine", true)
+	for i, ends := range []struct {
+		name string
+		do   func()
+	}{
+		{"build", func() { b.build(warren.BuildOptions{}) }},
+		{"removal", func() {
+			if err := b.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		dead := last(b.Client, fmt.Sprintf("template-app-1000000%d", i), true)
+		if i == 0 {
+			b.build(warren.BuildOptions{Keep: true})
+			has("after a build that keeps", 5, under, bobs, other, named, dead)
+		}
+		ends.do()
+		has("after a "+ends.name, 4, under, bobs, other, named, dead)
+	}
+	// Whose it is that is to go cannot be said by the name of a template that is not there.
+	dead := last(b.Client, "template-app-10000002", true)
+	if err := b.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); !errors.Is(err, warren.ErrInvalid) || !strings.Contains(err.Error(), "bob") {
+		t.Errorf("of two users: %v", err)
+	}
+	has("after it", 5, under, bobs, other, named, dead)
+	if err := bob.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); err != nil {
+		t.Errorf("bob's: %v", err)
+	}
+	has("after that", 4, under, dead, other, named, bobs)
+	if err := b.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); err != nil {
+		t.Errorf("the operator's: %v", err)
+	}
+	has("at the end", 3, under, other, named, dead)
+	if err := b.DeleteTemplate(t.Context(), "app", warren.DeleteOptions{}); !errors.Is(err, warren.ErrNotFound) {
+		t.Errorf("once more: %v", err)
+	}
+}
