@@ -182,7 +182,8 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		fo.Name += "-1"
 	}
 	if !o.Leave {
-		fo.IdleTimeout, fo.TTL = raceIdle, raceTTL
+		// With the fork itself: a client that is killed right after it tells no child anything any more.
+		fo.IdleTimeout, fo.IdleAction, fo.TTL = raceIdle, IdleDelete, raceTTL
 	}
 	leave := false
 	var left SandboxID
@@ -207,13 +208,6 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 			return nil, ch.Err
 		}
 		r.Attempts = append(r.Attempts, &Attempt{Number: i + 1, Sandbox: ch.Sandbox, Command: commands[i]})
-	}
-	if !o.Leave {
-		for _, a := range r.Attempts {
-			if err := a.Sandbox.Update(ctx, Change{IdleAction: IdleDelete}); err != nil {
-				return nil, err
-			}
-		}
 	}
 	if err := r.run(ctx, &o); err != nil {
 		return r, err

@@ -54,3 +54,44 @@ func TestRaceKeepsSource(t *testing.T) {
 		})
 	}
 }
+
+// TestRaceChildrenRemoveThemselves asks what the children of a race are from the fork on: nothing tells them later what becomes of them
+// when the client is killed.
+func TestRaceChildrenRemoveThemselves(t *testing.T) {
+	b := newBuilder(t)
+	src, err := b.Create(t.Context(), warren.Spec{IdleTimeout: time.Hour, IdleAction: warren.IdlePause})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []warren.IdleAction{"", warren.IdleDelete} {
+		want := warren.IdlePause
+		if a != "" {
+			want = a
+		}
+		f, err := src.Fork(t.Context(), warren.ForkOptions{IdleAction: a})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := f.Children[0].Sandbox.Spec; s.IdleAction != want || s.IdleTimeout != time.Hour {
+			t.Errorf("fork with %q: %q after %v", a, s.IdleAction, s.IdleTimeout)
+		}
+	}
+	if _, err := src.Fork(t.Context(), warren.ForkOptions{IdleAction: "fly"}); !errors.Is(err, warren.ErrInvalid) {
+		t.Errorf("an unknown action: %v", err)
+	}
+	if _, err := src.Race(t.Context(), warren.RaceOptions{Commands: [][]string{{"true"}}, Count: 2, Choose: func(all []*warren.Attempt) *warren.Attempt {
+		for _, a := range all {
+			if s := a.Sandbox.Spec; s.IdleAction != warren.IdleDelete || s.IdleTimeout > 10*time.Minute {
+				t.Errorf("attempt %d: %q after %v", a.Number, s.IdleAction, s.IdleTimeout)
+			}
+			for e, err := range b.Events(t.Context(), warren.EventOptions{Sandbox: string(a.Sandbox.ID), NoFollow: true}) {
+				if err != nil || e.Action == "sandbox.update" {
+					t.Errorf("attempt %d: %+v, %v", a.Number, e, err)
+				}
+			}
+		}
+		return nil
+	}}); err != nil {
+		t.Fatal(err)
+	}
+}
