@@ -83,7 +83,8 @@ const (
 
 // BuildEvent is a milestone of a build.
 type BuildEvent struct {
-	// What is "sandbox" (one is there), "cached" (steps up to this one are taken from an earlier build), "step" (one begins), "step done",
+	// What is "sandbox" (one is there), "cached" (steps up to this one are taken from an earlier build), "step unfit" (an earlier build has
+	// kept this one, but it cannot be gone on from, and is run again), "step" (one begins), "step done",
 	// "services" (they begin), "service" (one is in another state), "services ready", "snapshot", or "template" (the build is over).
 	What string `json:"what"`
 	// Step counts from 1, of Steps.
@@ -101,7 +102,7 @@ type BuildEvent struct {
 type BuildOptions struct {
 	// NoCache runs every step, also those that an earlier build has kept.
 	NoCache bool
-	// Keep leaves the snapshots of the version before and of steps that are in no build any more.
+	// Keep leaves the snapshots of the versions before and of steps that are in no build any more, until a build without it.
 	Keep bool
 	// Output takes what the steps write, both streams, as it comes, and the log of a service that does not get ready.
 	Output io.Writer
@@ -112,7 +113,8 @@ type BuildOptions struct {
 
 // BuildTemplate makes a template, or the next version of one: it makes a sandbox, runs the setup in it, starts the services, waits until
 // they are ready, and makes the template stand for a snapshot of that, at one instant. After each step it takes a snapshot named by
-// the content of all up to there, and begins after the last step that an earlier build of the template has such a snapshot of. A build that
+// the content of all up to there, and begins after the last step that an earlier build of the template has such a snapshot of, and that
+// this server can go on from: one that is damaged, or of another build of Warren, is run again and replaced. A build that
 // fails leaves the template as it was, and of its own only the snapshots of steps that succeeded. The sandbox is removed in every case.
 func (c *Client) BuildTemplate(ctx context.Context, spec TemplateSpec, o BuildOptions) (*Template, error) {
 	if err := spec.check(); err != nil {
@@ -124,7 +126,7 @@ func (c *Client) BuildTemplate(ctx context.Context, spec TemplateSpec, o BuildOp
 	if o.Report == nil {
 		o.Report = func(BuildEvent) {}
 	}
-	b := &build{c: c, spec: spec, o: o}
+	b := &build{c: c, spec: spec, o: o, unfit: map[string]SnapshotID{}}
 	t, err := b.run(ctx)
 	if derr := b.leave(ctx); derr != nil && err == nil {
 		err = derr
@@ -158,12 +160,14 @@ func (s *TemplateSpec) check() error {
 
 // build is one build under way.
 type build struct {
-	c    *Client
-	spec TemplateSpec
-	o    BuildOptions
-	sb   *Sandbox
-	repo string   // the URL of the repository, without credentials
-	keys []string // the name of the snapshot after each step
+	c     *Client
+	spec  TemplateSpec
+	o     BuildOptions
+	sb    *Sandbox
+	owner string                // whose build it is
+	repo  string                // the URL of the repository, without credentials
+	keys  []string              // the name of the snapshot after each step
+	unfit map[string]SnapshotID // of the steps that cannot be gone on from, by name
 }
 
 func (b *build) report(e BuildEvent, began time.Time) {
@@ -234,7 +238,7 @@ func (b *build) create(ctx context.Context, snapshot string) error {
 	if err != nil {
 		return err
 	}
-	b.sb = sb
+	b.sb, b.owner = sb, sb.Owner
 	if snapshot == "" {
 		b.report(BuildEvent{What: "sandbox", Name: string(sb.ID), Message: "image " + sb.Image}, began)
 	}
@@ -244,8 +248,12 @@ func (b *build) create(ctx context.Context, snapshot string) error {
 // stepPrefix begins the names of the snapshots that builds of a template keep; 16 hexadecimal digits follow.
 func stepPrefix(template string) string { return "step-" + template + "-" }
 
+// versionPrefix begins the names of the snapshots that a template stands for; 8 hexadecimal digits follow.
+func versionPrefix(template string) string { return "template-" + template + "-" }
+
 // name finds out what the snapshot after each step is called: by all that the step's result depends on.
 func (b *build) name(ctx context.Context) error {
+	b.keys = nil
 	base := ""
 	if b.spec.Repo != nil {
 		ws, err := b.c.Workspace(ctx, string(b.sb.Workspace))
@@ -277,19 +285,29 @@ func (b *build) resume(ctx context.Context) (int, error) {
 	if b.o.NoCache {
 		return 0, nil
 	}
+	kept, err := b.kept(ctx)
+	if err != nil {
+		return 0, err
+	}
 	for i := len(b.keys) - 1; i >= 0; i-- {
 		began := time.Now()
-		_, err := b.c.Snapshot(ctx, b.keys[i])
-		if isNotFound(err) {
+		id, ok := kept[b.keys[i]]
+		if !ok {
 			continue
-		}
-		if err != nil {
-			return 0, err
 		}
 		if err := b.leave(ctx); err != nil {
 			return 0, err
 		}
-		if err := b.create(ctx, b.keys[i]); err != nil {
+		err := b.create(ctx, string(id))
+		switch {
+		case isNotFound(err):
+			continue // another build has removed it meanwhile
+		case errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrState):
+			// Made by another build of warren-runtime, or damaged: it will be no better the next time.
+			b.unfit[b.keys[i]] = id
+			b.report(BuildEvent{What: "step unfit", Step: i + 1, Name: b.spec.Setup[i].label(), Message: err.Error()}, time.Time{})
+			continue
+		case err != nil:
 			return 0, err
 		}
 		for j := range i + 1 {
@@ -302,7 +320,33 @@ func (b *build) resume(ctx context.Context) (int, error) {
 		}
 		return i + 1, nil
 	}
+	if b.sb == nil {
+		// The first made room for one from a step.
+		if err := b.create(ctx, ""); err != nil {
+			return 0, err
+		}
+		// The image or the branch may have moved since.
+		if err := b.name(ctx); err != nil {
+			return 0, err
+		}
+	}
 	return 0, nil
+}
+
+// kept returns which steps earlier builds of the same user have kept, by name. The server is not asked for a name: for an operator that
+// names the snapshots of all users, and anybody can give one such a name.
+func (b *build) kept(ctx context.Context) (map[string]SnapshotID, error) {
+	all, _, err := b.c.built(ctx, b.spec.Name)
+	if err != nil {
+		return nil, err
+	}
+	kept := map[string]SnapshotID{}
+	for _, p := range all {
+		if p.Owner == b.owner {
+			kept[p.Name] = p.ID
+		}
+	}
+	return kept, nil
 }
 
 // step runs one, and keeps what is there then.
@@ -341,8 +385,16 @@ func (b *build) step(ctx context.Context, i int) error {
 	default:
 		return fmt.Errorf("step %d of %d (%s): %w", i+1, len(b.spec.Setup), s.label(), err)
 	}
+	old := b.unfit[b.keys[i]]
 	if b.o.NoCache {
-		if err := b.c.DeleteSnapshot(ctx, b.keys[i], DeleteOptions{AllowMissing: true}); err != nil {
+		kept, err := b.kept(ctx)
+		if err != nil {
+			return err
+		}
+		old = kept[b.keys[i]]
+	}
+	if old != "" {
+		if err := b.c.dropUnused(ctx, old); err != nil {
 			return err
 		}
 	}
@@ -471,7 +523,7 @@ func (b *build) finish(ctx context.Context) (*Template, error) {
 	if err != nil {
 		return nil, err
 	}
-	snap, err := b.sb.Snapshot(ctx, SnapshotOptions{Name: "template-" + b.spec.Name + "-" + randomKey()[:8], Progress: b.o.Progress})
+	snap, err := b.sb.Snapshot(ctx, SnapshotOptions{Name: versionPrefix(b.spec.Name) + randomKey()[:8], Progress: b.o.Progress})
 	if err != nil {
 		return nil, err
 	}
@@ -494,8 +546,9 @@ func (b *build) finish(ctx context.Context) (*Template, error) {
 			return nil, fmt.Errorf("the template is built, but the snapshot of the version before stays: %w", err)
 		}
 	}
-	if _, err := b.c.dropSteps(ctx, t.Name, t.Owner, b.keys); err != nil {
-		return nil, fmt.Errorf("the template is built, but snapshots of steps of earlier builds stay: %w", err)
+	// The server's clock is the measure of both.
+	if _, err := b.c.dropBuilt(ctx, t.Name, t.Owner, append(b.keys, snap.Name), snap.Created); err != nil {
+		return nil, fmt.Errorf("the template is built, but snapshots of earlier builds stay: %w", err)
 	}
 	return t, nil
 }
@@ -511,18 +564,52 @@ func (c *Client) dropUnused(ctx context.Context, id SnapshotID) error {
 	return err
 }
 
-var stepKey = regexp.MustCompile(`^[0-9a-f]{16}$`)
+var (
+	stepKey    = regexp.MustCompile(`^[0-9a-f]{16}$`)
+	versionKey = regexp.MustCompile(`^[0-9a-f]{8}$`)
+)
 
-// dropSteps deletes the snapshots that builds of a template have kept, but for those of keep, and returns how many. owner is whose they
-// are, "" for any that the caller sees.
-func (c *Client) dropSteps(ctx context.Context, template, owner string, keep []string) (int, error) {
-	var old []SnapshotID
+// built returns the snapshots that builds of a template have made, of steps and of what the template was to stand for, of all users whose
+// snapshots the caller sees.
+func (c *Client) built(ctx context.Context, template string) (steps, versions []*Snapshot, err error) {
 	for p, err := range c.Snapshots(ctx, SnapshotListOptions{PageSize: 1000}) {
 		if err != nil {
-			return 0, err
+			return nil, nil, err
 		}
-		key, ok := strings.CutPrefix(p.Name, stepPrefix(template))
-		if ok && stepKey.MatchString(key) && (owner == "" || p.Owner == owner) && !slices.Contains(keep, p.Name) {
+		if key, ok := strings.CutPrefix(p.Name, stepPrefix(template)); ok && stepKey.MatchString(key) {
+			steps = append(steps, p)
+		}
+		if key, ok := strings.CutPrefix(p.Name, versionPrefix(template)); ok && versionKey.MatchString(key) {
+			versions = append(versions, p)
+		}
+	}
+	return steps, versions, nil
+}
+
+// finishing is how long a build may take from the begin of its last snapshot, which may have much to write, to the put that follows it.
+const finishing = 30 * time.Minute
+
+// underWay reports whether the build that made a snapshot may yet put it in the place of the template. A build removes its sandbox when it is
+// over, so one whose sandbox is gone is. That of a client that was killed stays for hours, and so counts only for a while.
+func (c *Client) underWay(ctx context.Context, p *Snapshot, now time.Time) bool {
+	if now.Sub(p.Created) > finishing {
+		return false
+	}
+	_, err := c.Sandbox(ctx, string(p.Sandbox))
+	return !isNotFound(err)
+}
+
+// dropBuilt deletes the snapshots that an owner's builds of a template have made, but for those named in keep, of builds that are under way
+// at now, and what a template stands for. Who was killed before its put, or before it had removed the version before, has left some. It
+// returns how many it has tried.
+func (c *Client) dropBuilt(ctx context.Context, template, owner string, keep []string, now time.Time) (int, error) {
+	steps, versions, err := c.built(ctx, template)
+	if err != nil {
+		return 0, err
+	}
+	var old []SnapshotID
+	for i, p := range slices.Concat(steps, versions) {
+		if p.Owner == owner && !slices.Contains(keep, p.Name) && (i < len(steps) || !c.underWay(ctx, p, now)) {
 			old = append(old, p.ID)
 		}
 	}

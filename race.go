@@ -152,11 +152,12 @@ const (
 	raceIdle  = 2 * time.Minute
 	raceTTL   = 365 * 24 * time.Hour // that of the source would end it, or pause it, in the midst of its command
 	raceTouch = 20 * time.Second
+	raceAgain = time.Second // after which a watch over the source that broke is begun anew
 )
 
 // Race forks the sandbox, runs a command in each child side by side, and takes the sandbox to where the attempt is that it
 // keeps: memory, processes, root and workspace. What the sandbox did itself meanwhile is then lost. The children are
-// removed, also when ctx ends, unless none is kept and they are to be left.
+// removed, also when ctx ends, unless none is kept and they are to be left. For its idle timeout the sandbox is in use until then.
 //
 // The error is nil when commands fail; each attempt says how it ended. With an error the sandbox is as it was, unless the error
 // comes from the rollback and says otherwise. When it is the keeping that fails, the child of the attempt stays, and so does the
@@ -181,7 +182,8 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		fo.Name += "-1"
 	}
 	if !o.Leave {
-		fo.IdleTimeout, fo.TTL = raceIdle, raceTTL
+		// With the fork itself: a client that is killed right after it tells no child anything any more.
+		fo.IdleTimeout, fo.IdleAction, fo.TTL = raceIdle, IdleDelete, raceTTL
 	}
 	leave := false
 	var left SandboxID
@@ -198,19 +200,14 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		}
 		return nil, err
 	}
+	// Nobody else may be at the source, which has an idle timeout of its own and is needed at the end.
+	defer s.stayInUse(ctx)()
 	r = &Race{Stopped: fork.Stopped, Kind: fork.Kind}
 	for i, ch := range fork.Children {
 		if ch.Err != nil {
 			return nil, ch.Err
 		}
 		r.Attempts = append(r.Attempts, &Attempt{Number: i + 1, Sandbox: ch.Sandbox, Command: commands[i]})
-	}
-	if !o.Leave {
-		for _, a := range r.Attempts {
-			if err := a.Sandbox.Update(ctx, Change{IdleAction: IdleDelete}); err != nil {
-				return nil, err
-			}
-		}
 	}
 	if err := r.run(ctx, &o); err != nil {
 		return r, err
@@ -231,6 +228,33 @@ func (s *Sandbox) Race(ctx context.Context, o RaceOptions) (r *Race, err error) 
 		err = s.stay(ctx, best, err, o.Leave)
 	}
 	return r, err
+}
+
+// stayInUse keeps the sandbox from its idle timeout until it is let go. A watch that somebody follows is a use for as long as it lasts,
+// however short the timeout is, and asks nothing of the sandbox.
+func (s *Sandbox) stayInUse(ctx context.Context) (letGo func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		watch := ctx
+		for {
+			for _, err := range s.WatchLifecycle(watch) {
+				if errors.Is(err, ErrNotFound) || errors.Is(err, ErrState) {
+					return // it was removed or paused meanwhile, by somebody who wants that
+				}
+			}
+			watch = comingBack(ctx)
+			select {
+			case <-time.After(raceAgain):
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		watching.Wait()
+	}
 }
 
 // commands returns one for each child.

@@ -176,6 +176,8 @@ type ForkOptions struct {
 	Env, Labels map[string]string
 	// IdleTimeout and TTL of the children, if not those of the source.
 	IdleTimeout, TTL time.Duration
+	// IdleAction is what the idle timeout of the children does; empty means what that of the source does.
+	IdleAction IdleAction
 	// All means that when one child fails, none stays and Fork returns the error.
 	All bool
 	// Progress, when set, is told each step.
@@ -203,7 +205,7 @@ type Child struct {
 func (s *Sandbox) Fork(ctx context.Context, o ForkOptions) (*Fork, error) {
 	stream, err := s.c.sandboxes.ForkSandbox(ctx, connect.NewRequest(&warrenv1.ForkSandboxRequest{
 		Id: string(s.ID), Count: uint32(max(0, o.Count)), Name: o.Name, Env: o.Env, Labels: o.Labels,
-		IdleTimeout: durationTo(o.IdleTimeout), Ttl: durationTo(o.TTL), All: o.All,
+		IdleTimeout: durationTo(o.IdleTimeout), Ttl: durationTo(o.TTL), All: o.All, IdleAction: o.IdleAction.proto(),
 	}))
 	if err != nil {
 		return nil, fromWire("fork sandbox", err)

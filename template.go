@@ -3,7 +3,10 @@ package warren
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"iter"
+	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -71,7 +74,7 @@ func (c *Client) DeleteTemplate(ctx context.Context, name string, o DeleteOption
 	switch {
 	case isNotFound(err):
 		// The first build may have failed, and have kept what it could.
-		n, derr := c.dropSteps(ctx, name, "", nil)
+		n, derr := c.dropRemains(ctx, name)
 		if derr != nil {
 			return derr
 		}
@@ -88,6 +91,29 @@ func (c *Client) DeleteTemplate(ctx context.Context, name string, o DeleteOption
 	if err := c.dropUnused(ctx, t.Snapshot); err != nil {
 		return err
 	}
-	_, err = c.dropSteps(ctx, t.Name, t.Owner, nil)
+	_, err = c.dropBuilt(ctx, t.Name, t.Owner, nil, time.Now())
 	return err
+}
+
+// dropRemains deletes what builds of a template have made that is not there. As a template's name may, this one may be for an operator that
+// of another user, but of one only.
+func (c *Client) dropRemains(ctx context.Context, template string) (int, error) {
+	steps, versions, err := c.built(ctx, template)
+	if err != nil {
+		return 0, err
+	}
+	var owners []string
+	for _, p := range slices.Concat(steps, versions) {
+		if !slices.Contains(owners, p.Owner) {
+			owners = append(owners, p.Owner)
+		}
+	}
+	switch len(owners) {
+	case 0:
+		return 0, nil
+	case 1:
+		return c.dropBuilt(ctx, template, owners[0], nil, time.Now())
+	}
+	return 0, fmt.Errorf("there is no template %s, and %d users (%s) have snapshots of builds of one; remove those that are meant with `warren snapshot rm`: %w",
+		template, len(owners), strings.Join(owners, ", "), ErrInvalid)
 }

@@ -81,7 +81,7 @@ instant; sandboxes stay as they are. A build that fails leaves the template as i
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name of the template, if not the recipe's or the directory's")
 	cmd.Flags().BoolVar(&o.NoCache, "no-cache", false, "run every step, also those that an earlier build has kept")
-	cmd.Flags().BoolVar(&o.Keep, "keep", false, "keep the snapshots of the version before and of steps that are gone")
+	cmd.Flags().BoolVar(&o.Keep, "keep", false, "keep the snapshots of the versions before and of steps that are gone, until a build without this")
 	return cmd
 }
 

@@ -280,6 +280,9 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		if r.IdleTimeout != 0 {
 			spec.IdleTimeout = r.IdleTimeout
 		}
+		if r.IdleAction != "" {
+			spec.IdleAction = r.IdleAction
+		}
 		err := e.from(snap, have, &spec)
 		if err == nil {
 			err = e.normalFrom(ctx, c, &spec)

@@ -252,8 +252,9 @@ type ForkRequest struct {
 	Name string
 	// Env and Labels are added to those of the source. Env reaches processes that start from then on.
 	Env, Labels map[string]string
-	// TTL and IdleTimeout replace the source's where they are not 0.
+	// TTL, IdleTimeout and IdleAction replace the source's where they are set.
 	TTL, IdleTimeout time.Duration
+	IdleAction       IdleAction
 	// All means that when one child fails, none stays.
 	All bool
 }

@@ -26,7 +26,7 @@ import (
 type oneImage struct{ engine.Images }
 
 func (oneImage) Resolve(_ context.Context, ref string) (*engine.Image, error) {
-	if ref != "host" {
+	if ref != "host" && ref != "host:1" {
 		return nil, &warren.Error{Kind: "not_found", Op: "resolve image", ID: ref, Message: "there is no such image"}
 	}
 	return &engine.Image{Name: "host", Digest: "host:1", Kind: "host", Root: driver.Root{Digest: "host:1"}}, nil
@@ -59,6 +59,41 @@ func (w plainWorkspaces) Get(_ context.Context, id warren.WorkspaceID) (*engine.
 
 func (w plainWorkspaces) Delete(_ context.Context, id warren.WorkspaceID) error {
 	return os.RemoveAll(filepath.Join(w.dir, string(id)))
+}
+
+// plainCopy copies nothing: the sandboxes of this engine share one guest, which has the host's files.
+type plainCopy struct {
+	w  plainWorkspaces
+	to warren.WorkspaceID
+}
+
+func (plainCopy) Finish(context.Context) error { return nil }
+
+func (c plainCopy) Commit(ctx context.Context) (string, error) {
+	_, err := c.w.Prepare(ctx, c.to, engine.WorkspaceSource{})
+	return "copy", err
+}
+
+func (plainCopy) Abort() {}
+
+func (w plainWorkspaces) BeginCopy(_ context.Context, _, to warren.WorkspaceID, _ bool) (engine.WorkspaceCopy, error) {
+	return plainCopy{w, to}, nil
+}
+
+func (w plainWorkspaces) Copy(ctx context.Context, _, to warren.WorkspaceID) (string, error) {
+	return plainCopy{w, to}.Commit(ctx)
+}
+
+func (w plainWorkspaces) Adopt(_ context.Context, from, to warren.WorkspaceID) error {
+	return os.Rename(filepath.Join(w.dir, string(from)), filepath.Join(w.dir, string(to)))
+}
+
+func (w plainWorkspaces) Usage(context.Context, warren.WorkspaceID) (total, shared int64, err error) {
+	return 0, 0, nil
+}
+
+func (w plainWorkspaces) Mark(context.Context, warren.WorkspaceID) error {
+	return errors.ErrUnsupported
 }
 
 func (w plainWorkspaces) Size(context.Context, warren.WorkspaceID) (int64, error) { return 0, nil }

@@ -23,6 +23,9 @@ func (h sandboxService) ForkSandbox(ctx context.Context, req *connect.Request[wa
 	if r.TTL, err = duration("ttl", m.GetTtl()); err != nil {
 		return err
 	}
+	if r.IdleAction, err = idleActionOf(m.GetIdleAction()); err != nil {
+		return err
+	}
 	res, err := report(ctx, h.s.opts.Heartbeat,
 		func(p *warrenv1.Progress) error {
 			return stream.Send(&warrenv1.ForkSandboxResponse{Event: &warrenv1.ForkSandboxResponse_Progress{Progress: p}})

@@ -2114,7 +2114,9 @@ type ForkSandboxRequest struct {
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,6,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	Ttl         *durationpb.Duration `protobuf:"bytes,7,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// When one child fails, none stays.
-	All           bool `protobuf:"varint,8,opt,name=all,proto3" json:"all,omitempty"`
+	All bool `protobuf:"varint,8,opt,name=all,proto3" json:"all,omitempty"`
+	// What the idle timeout of the children does, if not what that of the source does.
+	IdleAction    IdleAction `protobuf:"varint,9,opt,name=idle_action,json=idleAction,proto3,enum=warren.v1.IdleAction" json:"idle_action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2203,6 +2205,13 @@ func (x *ForkSandboxRequest) GetAll() bool {
 		return x.All
 	}
 	return false
+}
+
+func (x *ForkSandboxRequest) GetIdleAction() IdleAction {
+	if x != nil {
+		return x.IdleAction
+	}
+	return IdleAction_IDLE_ACTION_UNSPECIFIED
 }
 
 type ForkSandboxResponse struct {
@@ -8758,7 +8767,7 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x14ResumeSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"E\n" +
 	"\x15ResumeSandboxResponse\x12,\n" +
-	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\xbb\x03\n" +
+	"\asandbox\x18\x01 \x01(\v2\x12.warren.v1.SandboxR\asandbox\"\xf3\x03\n" +
 	"\x12ForkSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x12\n" +
@@ -8767,7 +8776,9 @@ const file_warren_v1_warren_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2).warren.v1.ForkSandboxRequest.LabelsEntryR\x06labels\x12<\n" +
 	"\fidle_timeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\x12+\n" +
 	"\x03ttl\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x10\n" +
-	"\x03all\x18\b \x01(\bR\x03all\x1a6\n" +
+	"\x03all\x18\b \x01(\bR\x03all\x126\n" +
+	"\vidle_action\x18\t \x01(\x0e2\x15.warren.v1.IdleActionR\n" +
+	"idleAction\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -9501,187 +9512,188 @@ var file_warren_v1_warren_proto_depIdxs = []int32{
 	142, // 41: warren.v1.ForkSandboxRequest.labels:type_name -> warren.v1.ForkSandboxRequest.LabelsEntry
 	146, // 42: warren.v1.ForkSandboxRequest.idle_timeout:type_name -> google.protobuf.Duration
 	146, // 43: warren.v1.ForkSandboxRequest.ttl:type_name -> google.protobuf.Duration
-	12,  // 44: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
-	31,  // 45: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
-	32,  // 46: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
-	146, // 47: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
-	3,   // 48: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
-	11,  // 49: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
-	4,   // 50: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
-	11,  // 51: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
-	3,   // 52: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
-	5,   // 53: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
-	147, // 54: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	146, // 55: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
-	12,  // 56: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
-	35,  // 57: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
-	35,  // 58: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
-	35,  // 59: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
-	146, // 60: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
-	147, // 61: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
-	147, // 62: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
-	146, // 63: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
-	44,  // 64: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
-	44,  // 65: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
-	44,  // 66: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
-	146, // 67: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
-	147, // 68: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
-	65,  // 69: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
-	146, // 70: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
-	59,  // 71: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
-	147, // 72: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
-	65,  // 73: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
-	63,  // 74: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
-	147, // 75: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
-	143, // 76: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
-	147, // 77: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
-	7,   // 78: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
-	12,  // 79: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
-	66,  // 80: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	66,  // 81: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	66,  // 82: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
-	66,  // 83: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
-	147, // 84: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
-	12,  // 85: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
-	87,  // 86: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
-	87,  // 87: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
-	147, // 88: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
-	144, // 89: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
-	12,  // 90: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
-	94,  // 91: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
-	94,  // 92: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
-	12,  // 93: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
-	94,  // 94: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
-	94,  // 95: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
-	94,  // 96: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
-	145, // 97: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
-	146, // 98: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	147, // 99: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
-	147, // 100: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	147, // 101: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	113, // 102: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
-	147, // 103: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
-	147, // 104: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
-	119, // 105: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
-	119, // 106: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
-	118, // 107: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
-	118, // 108: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
-	131, // 109: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
-	134, // 110: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
-	134, // 111: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
-	13,  // 112: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
-	15,  // 113: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
-	17,  // 114: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
-	19,  // 115: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
-	21,  // 116: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
-	23,  // 117: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
-	25,  // 118: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
-	27,  // 119: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
-	29,  // 120: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
-	33,  // 121: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
-	53,  // 122: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
-	55,  // 123: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
-	60,  // 124: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
-	62,  // 125: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
-	57,  // 126: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
-	36,  // 127: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
-	38,  // 128: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
-	40,  // 129: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
-	42,  // 130: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
-	45,  // 131: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
-	47,  // 132: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
-	49,  // 133: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
-	51,  // 134: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
-	67,  // 135: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
-	69,  // 136: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
-	71,  // 137: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
-	73,  // 138: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
-	75,  // 139: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
-	77,  // 140: warren.v1.WorkspaceService.MarkWorkspace:input_type -> warren.v1.MarkWorkspaceRequest
-	79,  // 141: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
-	81,  // 142: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
-	83,  // 143: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
-	85,  // 144: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
-	88,  // 145: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
-	90,  // 146: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
-	92,  // 147: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
-	95,  // 148: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
-	97,  // 149: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
-	99,  // 150: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
-	101, // 151: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
-	103, // 152: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
-	105, // 153: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
-	126, // 154: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
-	128, // 155: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
-	130, // 156: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
-	133, // 157: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
-	120, // 158: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
-	122, // 159: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
-	124, // 160: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
-	107, // 161: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
-	109, // 162: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
-	111, // 163: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
-	114, // 164: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
-	116, // 165: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
-	14,  // 166: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
-	16,  // 167: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
-	18,  // 168: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
-	20,  // 169: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
-	22,  // 170: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
-	24,  // 171: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
-	26,  // 172: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
-	28,  // 173: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
-	30,  // 174: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
-	34,  // 175: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
-	54,  // 176: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
-	56,  // 177: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
-	61,  // 178: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
-	64,  // 179: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
-	58,  // 180: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
-	37,  // 181: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
-	39,  // 182: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
-	41,  // 183: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
-	43,  // 184: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
-	46,  // 185: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
-	48,  // 186: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
-	50,  // 187: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
-	52,  // 188: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
-	68,  // 189: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
-	70,  // 190: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
-	72,  // 191: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
-	74,  // 192: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
-	76,  // 193: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
-	78,  // 194: warren.v1.WorkspaceService.MarkWorkspace:output_type -> warren.v1.MarkWorkspaceResponse
-	80,  // 195: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
-	82,  // 196: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
-	84,  // 197: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
-	86,  // 198: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
-	89,  // 199: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
-	91,  // 200: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
-	93,  // 201: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
-	96,  // 202: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
-	98,  // 203: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
-	100, // 204: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
-	102, // 205: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
-	104, // 206: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
-	106, // 207: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
-	127, // 208: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
-	129, // 209: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
-	132, // 210: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
-	135, // 211: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
-	121, // 212: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
-	123, // 213: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
-	125, // 214: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
-	108, // 215: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
-	110, // 216: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
-	112, // 217: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
-	115, // 218: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
-	117, // 219: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
-	166, // [166:220] is the sub-list for method output_type
-	112, // [112:166] is the sub-list for method input_type
-	112, // [112:112] is the sub-list for extension type_name
-	112, // [112:112] is the sub-list for extension extendee
-	0,   // [0:112] is the sub-list for field type_name
+	1,   // 44: warren.v1.ForkSandboxRequest.idle_action:type_name -> warren.v1.IdleAction
+	12,  // 45: warren.v1.ForkSandboxResponse.progress:type_name -> warren.v1.Progress
+	31,  // 46: warren.v1.ForkSandboxResponse.result:type_name -> warren.v1.ForkResult
+	32,  // 47: warren.v1.ForkResult.children:type_name -> warren.v1.ForkedSandbox
+	146, // 48: warren.v1.ForkResult.stopped:type_name -> google.protobuf.Duration
+	3,   // 49: warren.v1.ForkResult.kind:type_name -> warren.v1.SnapshotKind
+	11,  // 50: warren.v1.ForkedSandbox.sandbox:type_name -> warren.v1.Sandbox
+	4,   // 51: warren.v1.ForkedSandbox.error:type_name -> warren.v1.ErrorDetail
+	11,  // 52: warren.v1.RollbackSandboxResponse.sandbox:type_name -> warren.v1.Sandbox
+	3,   // 53: warren.v1.Snapshot.kind:type_name -> warren.v1.SnapshotKind
+	5,   // 54: warren.v1.Snapshot.resources:type_name -> warren.v1.Resources
+	147, // 55: warren.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	146, // 56: warren.v1.Snapshot.stopped:type_name -> google.protobuf.Duration
+	12,  // 57: warren.v1.CreateSnapshotResponse.progress:type_name -> warren.v1.Progress
+	35,  // 58: warren.v1.CreateSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
+	35,  // 59: warren.v1.GetSnapshotResponse.snapshot:type_name -> warren.v1.Snapshot
+	35,  // 60: warren.v1.ListSnapshotsResponse.snapshots:type_name -> warren.v1.Snapshot
+	146, // 61: warren.v1.Template.idle_timeout:type_name -> google.protobuf.Duration
+	147, // 62: warren.v1.Template.created:type_name -> google.protobuf.Timestamp
+	147, // 63: warren.v1.Template.updated:type_name -> google.protobuf.Timestamp
+	146, // 64: warren.v1.PutTemplateRequest.idle_timeout:type_name -> google.protobuf.Duration
+	44,  // 65: warren.v1.PutTemplateResponse.template:type_name -> warren.v1.Template
+	44,  // 66: warren.v1.GetTemplateResponse.template:type_name -> warren.v1.Template
+	44,  // 67: warren.v1.ListTemplatesResponse.templates:type_name -> warren.v1.Template
+	146, // 68: warren.v1.GetStatsResponse.cpu_time:type_name -> google.protobuf.Duration
+	147, // 69: warren.v1.GetStatsResponse.time:type_name -> google.protobuf.Timestamp
+	65,  // 70: warren.v1.WatchEventsResponse.event:type_name -> warren.v1.Event
+	146, // 71: warren.v1.PreviewPortRequest.ttl:type_name -> google.protobuf.Duration
+	59,  // 72: warren.v1.PreviewPortResponse.preview:type_name -> warren.v1.Preview
+	147, // 73: warren.v1.Preview.expires:type_name -> google.protobuf.Timestamp
+	65,  // 74: warren.v1.ListFlowsResponse.flows:type_name -> warren.v1.Event
+	63,  // 75: warren.v1.VerifyFlowsRequest.since:type_name -> warren.v1.RecordHead
+	147, // 76: warren.v1.Event.time:type_name -> google.protobuf.Timestamp
+	143, // 77: warren.v1.Event.fields:type_name -> warren.v1.Event.FieldsEntry
+	147, // 78: warren.v1.Workspace.created:type_name -> google.protobuf.Timestamp
+	7,   // 79: warren.v1.CreateWorkspaceRequest.repo:type_name -> warren.v1.RepoSource
+	12,  // 80: warren.v1.CreateWorkspaceResponse.progress:type_name -> warren.v1.Progress
+	66,  // 81: warren.v1.CreateWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	66,  // 82: warren.v1.GetWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	66,  // 83: warren.v1.ListWorkspacesResponse.workspaces:type_name -> warren.v1.Workspace
+	66,  // 84: warren.v1.CopyWorkspaceResponse.workspace:type_name -> warren.v1.Workspace
+	147, // 85: warren.v1.Repo.fetched:type_name -> google.protobuf.Timestamp
+	12,  // 86: warren.v1.FetchRepoResponse.progress:type_name -> warren.v1.Progress
+	87,  // 87: warren.v1.FetchRepoResponse.repo:type_name -> warren.v1.Repo
+	87,  // 88: warren.v1.ListReposResponse.repos:type_name -> warren.v1.Repo
+	147, // 89: warren.v1.Image.created:type_name -> google.protobuf.Timestamp
+	144, // 90: warren.v1.Image.env:type_name -> warren.v1.Image.EnvEntry
+	12,  // 91: warren.v1.PullImageResponse.progress:type_name -> warren.v1.Progress
+	94,  // 92: warren.v1.PullImageResponse.image:type_name -> warren.v1.Image
+	94,  // 93: warren.v1.ImportImageResponse.image:type_name -> warren.v1.Image
+	12,  // 94: warren.v1.BootstrapImageResponse.progress:type_name -> warren.v1.Progress
+	94,  // 95: warren.v1.BootstrapImageResponse.image:type_name -> warren.v1.Image
+	94,  // 96: warren.v1.ListImagesResponse.images:type_name -> warren.v1.Image
+	94,  // 97: warren.v1.GetImageResponse.image:type_name -> warren.v1.Image
+	145, // 98: warren.v1.DoctorResponse.checks:type_name -> warren.v1.DoctorResponse.Check
+	146, // 99: warren.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	147, // 100: warren.v1.Token.created:type_name -> google.protobuf.Timestamp
+	147, // 101: warren.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	147, // 102: warren.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	113, // 103: warren.v1.ListTokensResponse.tokens:type_name -> warren.v1.Token
+	147, // 104: warren.v1.Secret.created:type_name -> google.protobuf.Timestamp
+	147, // 105: warren.v1.Secret.updated:type_name -> google.protobuf.Timestamp
+	119, // 106: warren.v1.SetSecretResponse.secret:type_name -> warren.v1.Secret
+	119, // 107: warren.v1.ListSecretsResponse.secrets:type_name -> warren.v1.Secret
+	118, // 108: warren.v1.ListPoliciesResponse.policies:type_name -> warren.v1.Policy
+	118, // 109: warren.v1.GetPolicyResponse.policy:type_name -> warren.v1.Policy
+	131, // 110: warren.v1.CheckPolicyResponse.findings:type_name -> warren.v1.PolicyFinding
+	134, // 111: warren.v1.CheckPolicyResponse.rules:type_name -> warren.v1.PolicyStep
+	134, // 112: warren.v1.ExplainPolicyResponse.steps:type_name -> warren.v1.PolicyStep
+	13,  // 113: warren.v1.SandboxService.CreateSandbox:input_type -> warren.v1.CreateSandboxRequest
+	15,  // 114: warren.v1.SandboxService.GetSandbox:input_type -> warren.v1.GetSandboxRequest
+	17,  // 115: warren.v1.SandboxService.ListSandboxes:input_type -> warren.v1.ListSandboxesRequest
+	19,  // 116: warren.v1.SandboxService.UpdateSandbox:input_type -> warren.v1.UpdateSandboxRequest
+	21,  // 117: warren.v1.SandboxService.DeleteSandbox:input_type -> warren.v1.DeleteSandboxRequest
+	23,  // 118: warren.v1.SandboxService.RestartSandbox:input_type -> warren.v1.RestartSandboxRequest
+	25,  // 119: warren.v1.SandboxService.PauseSandbox:input_type -> warren.v1.PauseSandboxRequest
+	27,  // 120: warren.v1.SandboxService.ResumeSandbox:input_type -> warren.v1.ResumeSandboxRequest
+	29,  // 121: warren.v1.SandboxService.ForkSandbox:input_type -> warren.v1.ForkSandboxRequest
+	33,  // 122: warren.v1.SandboxService.RollbackSandbox:input_type -> warren.v1.RollbackSandboxRequest
+	53,  // 123: warren.v1.SandboxService.GetStats:input_type -> warren.v1.GetStatsRequest
+	55,  // 124: warren.v1.SandboxService.WatchEvents:input_type -> warren.v1.WatchEventsRequest
+	60,  // 125: warren.v1.SandboxService.ListFlows:input_type -> warren.v1.ListFlowsRequest
+	62,  // 126: warren.v1.SandboxService.VerifyFlows:input_type -> warren.v1.VerifyFlowsRequest
+	57,  // 127: warren.v1.SandboxService.PreviewPort:input_type -> warren.v1.PreviewPortRequest
+	36,  // 128: warren.v1.SnapshotService.CreateSnapshot:input_type -> warren.v1.CreateSnapshotRequest
+	38,  // 129: warren.v1.SnapshotService.GetSnapshot:input_type -> warren.v1.GetSnapshotRequest
+	40,  // 130: warren.v1.SnapshotService.ListSnapshots:input_type -> warren.v1.ListSnapshotsRequest
+	42,  // 131: warren.v1.SnapshotService.DeleteSnapshot:input_type -> warren.v1.DeleteSnapshotRequest
+	45,  // 132: warren.v1.TemplateService.PutTemplate:input_type -> warren.v1.PutTemplateRequest
+	47,  // 133: warren.v1.TemplateService.GetTemplate:input_type -> warren.v1.GetTemplateRequest
+	49,  // 134: warren.v1.TemplateService.ListTemplates:input_type -> warren.v1.ListTemplatesRequest
+	51,  // 135: warren.v1.TemplateService.DeleteTemplate:input_type -> warren.v1.DeleteTemplateRequest
+	67,  // 136: warren.v1.WorkspaceService.CreateWorkspace:input_type -> warren.v1.CreateWorkspaceRequest
+	69,  // 137: warren.v1.WorkspaceService.GetWorkspace:input_type -> warren.v1.GetWorkspaceRequest
+	71,  // 138: warren.v1.WorkspaceService.ListWorkspaces:input_type -> warren.v1.ListWorkspacesRequest
+	73,  // 139: warren.v1.WorkspaceService.DeleteWorkspace:input_type -> warren.v1.DeleteWorkspaceRequest
+	75,  // 140: warren.v1.WorkspaceService.CopyWorkspace:input_type -> warren.v1.CopyWorkspaceRequest
+	77,  // 141: warren.v1.WorkspaceService.MarkWorkspace:input_type -> warren.v1.MarkWorkspaceRequest
+	79,  // 142: warren.v1.WorkspaceService.Diff:input_type -> warren.v1.DiffRequest
+	81,  // 143: warren.v1.WorkspaceService.Commit:input_type -> warren.v1.CommitRequest
+	83,  // 144: warren.v1.WorkspaceService.Push:input_type -> warren.v1.PushRequest
+	85,  // 145: warren.v1.WorkspaceService.FormatPatch:input_type -> warren.v1.FormatPatchRequest
+	88,  // 146: warren.v1.RepoService.FetchRepo:input_type -> warren.v1.FetchRepoRequest
+	90,  // 147: warren.v1.RepoService.ListRepos:input_type -> warren.v1.ListReposRequest
+	92,  // 148: warren.v1.RepoService.DeleteRepo:input_type -> warren.v1.DeleteRepoRequest
+	95,  // 149: warren.v1.ImageService.PullImage:input_type -> warren.v1.PullImageRequest
+	97,  // 150: warren.v1.ImageService.ImportImage:input_type -> warren.v1.ImportImageRequest
+	99,  // 151: warren.v1.ImageService.BootstrapImage:input_type -> warren.v1.BootstrapImageRequest
+	101, // 152: warren.v1.ImageService.ListImages:input_type -> warren.v1.ListImagesRequest
+	103, // 153: warren.v1.ImageService.GetImage:input_type -> warren.v1.GetImageRequest
+	105, // 154: warren.v1.ImageService.DeleteImage:input_type -> warren.v1.DeleteImageRequest
+	126, // 155: warren.v1.PolicyService.ListPolicies:input_type -> warren.v1.ListPoliciesRequest
+	128, // 156: warren.v1.PolicyService.GetPolicy:input_type -> warren.v1.GetPolicyRequest
+	130, // 157: warren.v1.PolicyService.CheckPolicy:input_type -> warren.v1.CheckPolicyRequest
+	133, // 158: warren.v1.PolicyService.ExplainPolicy:input_type -> warren.v1.ExplainPolicyRequest
+	120, // 159: warren.v1.SecretService.SetSecret:input_type -> warren.v1.SetSecretRequest
+	122, // 160: warren.v1.SecretService.ListSecrets:input_type -> warren.v1.ListSecretsRequest
+	124, // 161: warren.v1.SecretService.DeleteSecret:input_type -> warren.v1.DeleteSecretRequest
+	107, // 162: warren.v1.SystemService.GetVersion:input_type -> warren.v1.GetVersionRequest
+	109, // 163: warren.v1.SystemService.Doctor:input_type -> warren.v1.DoctorRequest
+	111, // 164: warren.v1.SystemService.CreateToken:input_type -> warren.v1.CreateTokenRequest
+	114, // 165: warren.v1.SystemService.ListTokens:input_type -> warren.v1.ListTokensRequest
+	116, // 166: warren.v1.SystemService.DeleteToken:input_type -> warren.v1.DeleteTokenRequest
+	14,  // 167: warren.v1.SandboxService.CreateSandbox:output_type -> warren.v1.CreateSandboxResponse
+	16,  // 168: warren.v1.SandboxService.GetSandbox:output_type -> warren.v1.GetSandboxResponse
+	18,  // 169: warren.v1.SandboxService.ListSandboxes:output_type -> warren.v1.ListSandboxesResponse
+	20,  // 170: warren.v1.SandboxService.UpdateSandbox:output_type -> warren.v1.UpdateSandboxResponse
+	22,  // 171: warren.v1.SandboxService.DeleteSandbox:output_type -> warren.v1.DeleteSandboxResponse
+	24,  // 172: warren.v1.SandboxService.RestartSandbox:output_type -> warren.v1.RestartSandboxResponse
+	26,  // 173: warren.v1.SandboxService.PauseSandbox:output_type -> warren.v1.PauseSandboxResponse
+	28,  // 174: warren.v1.SandboxService.ResumeSandbox:output_type -> warren.v1.ResumeSandboxResponse
+	30,  // 175: warren.v1.SandboxService.ForkSandbox:output_type -> warren.v1.ForkSandboxResponse
+	34,  // 176: warren.v1.SandboxService.RollbackSandbox:output_type -> warren.v1.RollbackSandboxResponse
+	54,  // 177: warren.v1.SandboxService.GetStats:output_type -> warren.v1.GetStatsResponse
+	56,  // 178: warren.v1.SandboxService.WatchEvents:output_type -> warren.v1.WatchEventsResponse
+	61,  // 179: warren.v1.SandboxService.ListFlows:output_type -> warren.v1.ListFlowsResponse
+	64,  // 180: warren.v1.SandboxService.VerifyFlows:output_type -> warren.v1.VerifyFlowsResponse
+	58,  // 181: warren.v1.SandboxService.PreviewPort:output_type -> warren.v1.PreviewPortResponse
+	37,  // 182: warren.v1.SnapshotService.CreateSnapshot:output_type -> warren.v1.CreateSnapshotResponse
+	39,  // 183: warren.v1.SnapshotService.GetSnapshot:output_type -> warren.v1.GetSnapshotResponse
+	41,  // 184: warren.v1.SnapshotService.ListSnapshots:output_type -> warren.v1.ListSnapshotsResponse
+	43,  // 185: warren.v1.SnapshotService.DeleteSnapshot:output_type -> warren.v1.DeleteSnapshotResponse
+	46,  // 186: warren.v1.TemplateService.PutTemplate:output_type -> warren.v1.PutTemplateResponse
+	48,  // 187: warren.v1.TemplateService.GetTemplate:output_type -> warren.v1.GetTemplateResponse
+	50,  // 188: warren.v1.TemplateService.ListTemplates:output_type -> warren.v1.ListTemplatesResponse
+	52,  // 189: warren.v1.TemplateService.DeleteTemplate:output_type -> warren.v1.DeleteTemplateResponse
+	68,  // 190: warren.v1.WorkspaceService.CreateWorkspace:output_type -> warren.v1.CreateWorkspaceResponse
+	70,  // 191: warren.v1.WorkspaceService.GetWorkspace:output_type -> warren.v1.GetWorkspaceResponse
+	72,  // 192: warren.v1.WorkspaceService.ListWorkspaces:output_type -> warren.v1.ListWorkspacesResponse
+	74,  // 193: warren.v1.WorkspaceService.DeleteWorkspace:output_type -> warren.v1.DeleteWorkspaceResponse
+	76,  // 194: warren.v1.WorkspaceService.CopyWorkspace:output_type -> warren.v1.CopyWorkspaceResponse
+	78,  // 195: warren.v1.WorkspaceService.MarkWorkspace:output_type -> warren.v1.MarkWorkspaceResponse
+	80,  // 196: warren.v1.WorkspaceService.Diff:output_type -> warren.v1.DiffResponse
+	82,  // 197: warren.v1.WorkspaceService.Commit:output_type -> warren.v1.CommitResponse
+	84,  // 198: warren.v1.WorkspaceService.Push:output_type -> warren.v1.PushResponse
+	86,  // 199: warren.v1.WorkspaceService.FormatPatch:output_type -> warren.v1.FormatPatchResponse
+	89,  // 200: warren.v1.RepoService.FetchRepo:output_type -> warren.v1.FetchRepoResponse
+	91,  // 201: warren.v1.RepoService.ListRepos:output_type -> warren.v1.ListReposResponse
+	93,  // 202: warren.v1.RepoService.DeleteRepo:output_type -> warren.v1.DeleteRepoResponse
+	96,  // 203: warren.v1.ImageService.PullImage:output_type -> warren.v1.PullImageResponse
+	98,  // 204: warren.v1.ImageService.ImportImage:output_type -> warren.v1.ImportImageResponse
+	100, // 205: warren.v1.ImageService.BootstrapImage:output_type -> warren.v1.BootstrapImageResponse
+	102, // 206: warren.v1.ImageService.ListImages:output_type -> warren.v1.ListImagesResponse
+	104, // 207: warren.v1.ImageService.GetImage:output_type -> warren.v1.GetImageResponse
+	106, // 208: warren.v1.ImageService.DeleteImage:output_type -> warren.v1.DeleteImageResponse
+	127, // 209: warren.v1.PolicyService.ListPolicies:output_type -> warren.v1.ListPoliciesResponse
+	129, // 210: warren.v1.PolicyService.GetPolicy:output_type -> warren.v1.GetPolicyResponse
+	132, // 211: warren.v1.PolicyService.CheckPolicy:output_type -> warren.v1.CheckPolicyResponse
+	135, // 212: warren.v1.PolicyService.ExplainPolicy:output_type -> warren.v1.ExplainPolicyResponse
+	121, // 213: warren.v1.SecretService.SetSecret:output_type -> warren.v1.SetSecretResponse
+	123, // 214: warren.v1.SecretService.ListSecrets:output_type -> warren.v1.ListSecretsResponse
+	125, // 215: warren.v1.SecretService.DeleteSecret:output_type -> warren.v1.DeleteSecretResponse
+	108, // 216: warren.v1.SystemService.GetVersion:output_type -> warren.v1.GetVersionResponse
+	110, // 217: warren.v1.SystemService.Doctor:output_type -> warren.v1.DoctorResponse
+	112, // 218: warren.v1.SystemService.CreateToken:output_type -> warren.v1.CreateTokenResponse
+	115, // 219: warren.v1.SystemService.ListTokens:output_type -> warren.v1.ListTokensResponse
+	117, // 220: warren.v1.SystemService.DeleteToken:output_type -> warren.v1.DeleteTokenResponse
+	167, // [167:221] is the sub-list for method output_type
+	113, // [113:167] is the sub-list for method input_type
+	113, // [113:113] is the sub-list for extension type_name
+	113, // [113:113] is the sub-list for extension extendee
+	0,   // [0:113] is the sub-list for field type_name
 }
 
 func init() { file_warren_v1_warren_proto_init() }
