@@ -535,12 +535,6 @@ func checkRequest(r *http.Request, to policy.Flow) (int, error) {
 	case len(r.Header["User-Agent"]) > 1:
 		// Both would be judged, and the first alone be sent.
 		return http.StatusBadRequest, errors.New("it has several User-Agents; send one")
-	case strings.ContainsFunc(r.URL.RawQuery, func(b rune) bool { return b <= ' ' || b == 0x7f || b == '#' }):
-		// HTTP/2 lets it stand there. A server of HTTP/1.1 would see the target or the query end.
-		return http.StatusBadRequest, errors.New("the query has a blank, a control character or a #; escape it, such as %20 or %23")
-	case len(r.Header["User-Agent"]) > 1:
-		// All would be judged, and only the first be sent.
-		return http.StatusBadRequest, errors.New("it has several User-Agents; send one")
 	case len(r.Header["Max-Forwards"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0:
 		return http.StatusBadRequest, errors.New("a header for proxies")
 	}
