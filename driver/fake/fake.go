@@ -7,6 +7,7 @@
 package fake
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,7 +26,7 @@ import (
 type Options struct {
 	// World in which the sandboxes live; nil means a new one in memory.
 	World *World
-	// Guest returns what answers on [warren.GuestPort] of a sandbox; nil means a handler of /health and /init. It is
+	// Guest returns what answers on [warren.GuestPort] of a sandbox; nil means a handler of /health, /init and /root. It is
 	// called for every connection.
 	Guest func(id warren.SandboxID) http.Handler
 	// GuestConn, when set, takes connections to [warren.GuestPort] as they are and closes them, instead of Guest: for guests that
@@ -143,15 +144,15 @@ func (d *Driver) check(spec *driver.Spec) error {
 
 // Create implements [driver.Driver].
 func (d *Driver) Create(ctx context.Context, spec *driver.Spec) error {
-	return d.create(ctx, spec, OpCreate)
+	return d.create(ctx, spec, OpCreate, "")
 }
 
-func (d *Driver) create(ctx context.Context, spec *driver.Spec, op Op) error {
+func (d *Driver) create(ctx context.Context, spec *driver.Spec, op Op, changed string) error {
 	if err := d.check(spec); err != nil {
 		return err
 	}
 	w := d.world
-	b := &box{state: driver.Creating, limits: spec.Limits, root: spec.Root.Digest, started: time.Now()}
+	b := &box{state: driver.Creating, limits: spec.Limits, root: spec.Root.Digest, changed: changed, started: time.Now()}
 	for _, m := range spec.Mounts {
 		b.mounts = append(b.mounts, m.Target)
 	}
@@ -431,6 +432,21 @@ func (d *Driver) serve(rw http.ResponseWriter, r *http.Request) {
 		err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&body)
 		if err == nil && body.SandboxID != string(id) {
 			err = errors.New("not my id")
+		}
+		if err != nil {
+			http.Error(rw, err.Error(), http.StatusBadRequest)
+			return
+		}
+		rw.WriteHeader(http.StatusNoContent)
+	case r.URL.Path == "/root" && r.Method == http.MethodPost:
+		t := tar.NewReader(io.LimitReader(r.Body, 1<<20))
+		_, err := t.Next()
+		var text []byte
+		if err == nil {
+			text, err = io.ReadAll(t)
+		}
+		if err == nil && !d.world.ChangeRoot(id, string(text)) {
+			err = errors.New("it does not run")
 		}
 		if err != nil {
 			http.Error(rw, err.Error(), http.StatusBadRequest)

@@ -39,7 +39,7 @@ func (d *Driver) Snapshot(ctx context.Context, id warren.SandboxID, dir string, 
 	if err := status(id, b); err != nil {
 		return driver.Image{}, err
 	}
-	line, err := json.Marshal(record{State: b.state, Limits: b.limits, Mounts: b.mounts, Root: b.root})
+	line, err := json.Marshal(record{State: b.state, Limits: b.limits, Mounts: b.mounts, Root: b.root, Changed: b.changed})
 	if err != nil {
 		return driver.Image{}, err
 	}
@@ -83,7 +83,11 @@ func (d *Driver) Restore(ctx context.Context, spec *driver.Spec, dir string) err
 	if err := d.Verify(ctx, spec, dir); err != nil {
 		return err
 	}
-	return d.create(ctx, spec, OpRestore)
+	r, err := readImage(dir)
+	if err != nil {
+		return err
+	}
+	return d.create(ctx, spec, OpRestore, r.Changed)
 }
 
 // Verify implements [driver.Verifier].
@@ -105,7 +109,7 @@ func (d *Driver) Verify(_ context.Context, spec *driver.Spec, dir string) error 
 	return nil
 }
 
-// SaveRoot implements [driver.RootSaver]. A fake sandbox has no files and so has changed none: the layer is empty.
+// SaveRoot implements [driver.RootSaver]. The layer has one file, with what [World.ChangeRoot] wrote, or none.
 func (d *Driver) SaveRoot(ctx context.Context, id warren.SandboxID, w io.Writer) error {
 	if _, err := d.before(ctx, OpSaveRoot, 0); err != nil {
 		return err
@@ -113,7 +117,16 @@ func (d *Driver) SaveRoot(ctx context.Context, id warren.SandboxID, w io.Writer)
 	if err := d.alive(id); err != nil {
 		return err
 	}
-	return tar.NewWriter(w).Close()
+	t := tar.NewWriter(w)
+	if text := d.world.Changed(id); text != "" {
+		if err := t.WriteHeader(&tar.Header{Name: "changed", Mode: 0o644, Size: int64(len(text))}); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(t, text); err != nil {
+			return err
+		}
+	}
+	return t.Close()
 }
 
 func readImage(dir string) (*record, error) {

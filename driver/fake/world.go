@@ -36,6 +36,7 @@ type box struct {
 	limits  driver.Limits
 	mounts  []string // targets
 	root    string
+	changed string // what its root has that its image has not
 	frozen  bool
 	exit    *driver.Exit
 	conns   map[io.Closer]struct{}
@@ -44,12 +45,13 @@ type box struct {
 
 // record is a box on disk.
 type record struct {
-	State  driver.State
-	Limits driver.Limits
-	Mounts []string     `json:",omitempty"`
-	Root   string       `json:",omitempty"`
-	Frozen bool         `json:",omitempty"`
-	Exit   *driver.Exit `json:",omitempty"`
+	State   driver.State
+	Limits  driver.Limits
+	Mounts  []string     `json:",omitempty"`
+	Root    string       `json:",omitempty"`
+	Frozen  bool         `json:",omitempty"`
+	Exit    *driver.Exit `json:",omitempty"`
+	Changed string       `json:",omitempty"`
 }
 
 // Op names an operation of the driver that can be made slow or made to fail.
@@ -120,7 +122,7 @@ func OpenWorld(dir string) (*World, error) {
 		if err := json.Unmarshal(data, &r); err != nil {
 			return nil, fmt.Errorf("fake world %s: %w", e.Name(), err)
 		}
-		w.boxes[warren.SandboxID(id)] = &box{state: r.State, limits: r.Limits, mounts: r.Mounts, root: r.Root, frozen: r.Frozen, exit: r.Exit, started: time.Now()}
+		w.boxes[warren.SandboxID(id)] = &box{state: r.State, limits: r.Limits, mounts: r.Mounts, root: r.Root, changed: r.Changed, frozen: r.Frozen, exit: r.Exit, started: time.Now()}
 	}
 	return w, nil
 }
@@ -130,7 +132,7 @@ func (w *World) save(id warren.SandboxID, b *box) error {
 	if w.dir == "" {
 		return nil
 	}
-	data, err := json.Marshal(record{b.state, b.limits, b.mounts, b.root, b.frozen, b.exit})
+	data, err := json.Marshal(record{b.state, b.limits, b.mounts, b.root, b.frozen, b.exit, b.changed})
 	if err != nil {
 		return err
 	}
@@ -236,6 +238,28 @@ func (w *World) Put(s driver.Status) {
 	b := &box{state: s.State, exit: s.Exit, started: time.Now()}
 	w.boxes[s.ID] = b
 	w.save(s.ID, b)
+}
+
+// ChangeRoot writes a text into the root of a sandbox, which is all that it has besides its image, and reports whether it is there and running.
+func (w *World) ChangeRoot(id warren.SandboxID, text string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.boxes[id]
+	if b == nil || b.state != driver.Running {
+		return false
+	}
+	b.changed = text
+	return w.save(id, b) == nil
+}
+
+// Changed returns the text in the root of a sandbox, "" where it is as in its image.
+func (w *World) Changed(id warren.SandboxID) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if b := w.boxes[id]; b != nil {
+		return b.changed
+	}
+	return ""
 }
 
 // IDs returns the sandboxes that exist, sorted, dead and half-made ones included.

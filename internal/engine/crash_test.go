@@ -155,9 +155,14 @@ func (a actor) resume(name string) error {
 	})
 }
 
-// mark writes a word into the workspace of a sandbox.
+// mark writes a word into the workspace of a sandbox, and into its root.
 func (a actor) mark(name, word string) {
-	a.j.do("mark", name, func() (string, error) { return word, a.r.mark(name, word) })
+	a.j.do("mark", name, func() (string, error) {
+		if id, err := a.r.Resolve(alice, name); err == nil {
+			a.r.world.ChangeRoot(id, word)
+		}
+		return word, a.r.mark(name, word)
+	})
 }
 
 func (a actor) snapshot(name, as string, filesOnly bool) error {
@@ -275,6 +280,7 @@ func script(r *rig, j *journal) {
 	a.rollback("second", "snap")
 	a.mark("second", "four")
 	a.rollback("second", "files")
+	a.create("cold", Spec{Snapshot: "files"})
 	a.fork("second", "child")
 	j.do("create", "from", func() (string, error) {
 		sb, err := r.Create(ctx, alice, CreateRequest{Spec: Spec{Name: "from", Snapshot: "snap"}}, nil)
@@ -634,11 +640,33 @@ func (m *model) checkSnapshots(t *testing.T, r *rig, dirs map[string]bool) {
 	}
 }
 
+// checkRoots looks whether the root of a sandbox of the script is what it was when its workspace was what that is now. What has failed is started
+// first: no crash of the server is a reason for another root than a rollback promised.
+func (m *model) checkRoots(t *testing.T, r *rig) {
+	t.Helper()
+	for name := range m.boxes {
+		word := r.word(name)
+		if name != "second" && name != "cold" || word == "-" {
+			continue
+		}
+		conn, err := r.Dial(context.Background(), alice, name, warren.GuestPort)
+		if err != nil {
+			t.Errorf("sandbox %s does not start: %v", name, err)
+			continue
+		}
+		conn.Close()
+		if is := r.world.Changed(r.boxNamed(name)); is != word {
+			t.Errorf("the root of %s holds %q, and its workspace %q; %q was under way", name, is, word, m.flying[name])
+		}
+	}
+}
+
 // checkPaused compares the images on disk with what is paused, resumes that and pauses it again.
 func (m *model) checkPaused(t *testing.T, r *rig, list []*Sandbox) {
 	t.Helper()
-	paused := map[string]bool{}
+	paused, failed := map[string]bool{}, map[string]bool{}
 	for _, sb := range list {
+		failed[string(sb.ID)] = sb.State == Failed
 		if op := m.flying[sb.Name]; (op == "pause" || op == "resume") && sb.State == Failed && !m.killed {
 			t.Errorf("sandbox %s failed in a %s: %+v", sb.Name, op, sb.Failure)
 		}
@@ -666,6 +694,10 @@ func (m *model) checkPaused(t *testing.T, r *rig, list []*Sandbox) {
 				n++
 			}
 		}
+		entries = slices.DeleteFunc(entries, func(d os.DirEntry) bool {
+			id, owes := strings.CutSuffix(d.Name(), owed)
+			return owes && failed[id]
+		})
 		for _, e := range entries {
 			if !paused[e.Name()] {
 				return false
@@ -684,6 +716,8 @@ func (m *model) spec(name string) Spec {
 		return Spec{Name: name, WorkspaceID: "space"}
 	case "undone":
 		return Spec{Name: name}
+	case "cold":
+		return Spec{Name: name, Snapshot: "files"}
 	case "stood":
 		return Spec{Name: name, Template: "app"}
 	}
@@ -771,6 +805,10 @@ func TestCrashAtEachFailpoint(t *testing.T) {
 		switch {
 		case name == "engine.create.running":
 			hits = []int{1, 3, 4} // of one sandbox, and of either twin
+		case strings.HasPrefix(name, "engine.restart."):
+			hits = []int{1, 3} // also that of a rollback to files
+		case name == "engine.create.booted":
+			hits = []int{1, 8, 9, 10, 11, 12} // also of rollbacks, to memory and to files, and of what is made of files
 		case strings.HasPrefix(name, "engine.fork."):
 			hits = []int{1, 2} // of the twins, and of a single child
 		}
@@ -790,6 +828,7 @@ func TestCrashAtEachFailpoint(t *testing.T) {
 				r.start()
 				defer r.stop()
 				m.check(t, r)
+				m.checkRoots(t, r)
 				wipe(t, r)
 			})
 		}

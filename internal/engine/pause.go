@@ -47,12 +47,12 @@ const unfinished = ".new"
 // told of a rollback, also after a crash.
 const turned = ".turned"
 
-// dropImage removes what there is of the image of a sandbox.
+// dropImage removes what there is of the image of a sandbox, and what root it is owed.
 func (e *Engine) dropImage(id warren.SandboxID) error {
 	if e.opts.PauseDir == "" {
 		return nil
 	}
-	if err := errors.Join(os.RemoveAll(e.imageDir(id)+unfinished), os.RemoveAll(e.imageDir(id)), os.RemoveAll(e.imageDir(id)+turned)); err != nil {
+	if err := errors.Join(os.RemoveAll(e.imageDir(id)+unfinished), os.RemoveAll(e.imageDir(id)), os.RemoveAll(e.imageDir(id)+turned), os.RemoveAll(e.imageDir(id)+owed)); err != nil {
 		return err
 	}
 	e.mu.Lock()
@@ -406,7 +406,7 @@ func (e *Engine) fallBack(ctx context.Context, sb *sandbox, actor string, damage
 	if err != nil {
 		return errors.Join(damage, err)
 	}
-	if err := e.runRestart(ctx, sb, was, actor, ""); err != nil {
+	if err := e.runRestart(ctx, sb, was, actor); err != nil {
 		return fmt.Errorf("%w (%w)", err, damage)
 	}
 	back := ""
@@ -587,8 +587,20 @@ func (e *Engine) dropImages(do func(func())) error {
 		return err
 	}
 	for _, d := range entries {
-		id := warren.SandboxID(strings.TrimSuffix(strings.TrimSuffix(d.Name(), unfinished), turned))
+		name, owes := strings.CutSuffix(d.Name(), owed)
+		id := warren.SandboxID(strings.TrimSuffix(strings.TrimSuffix(name, unfinished), turned))
 		if sb := e.boxes[id]; sb != nil {
+			if owes {
+				switch sb.state() {
+				case Creating, RollingBack, Failed:
+					continue // no execution has had it yet
+				}
+				// At once: the next cold start must not have it again.
+				if err := os.RemoveAll(filepath.Join(e.opts.PauseDir, d.Name())); err != nil {
+					return err
+				}
+				continue
+			}
 			if sb.state() == Paused && strings.HasSuffix(d.Name(), unfinished) {
 				// Of a rollback that was cut short before it was decided. At once, for the next one makes it again.
 				if err := os.RemoveAll(filepath.Join(e.opts.PauseDir, d.Name())); err != nil {

@@ -38,7 +38,7 @@ const (
 )
 
 // decide is the table of reconciliation. st is nil when the driver does not have the sandbox; keyed says that an
-// idempotency key names it.
+// idempotency key names it, and that it can be completed.
 func decide(row *store.Sandbox, st *driver.Status, keyed bool) decision {
 	has := driver.State("")
 	if st != nil {
@@ -311,7 +311,7 @@ func (e *Engine) load(row *store.Sandbox, have map[string]map[warren.SandboxID]d
 	if s, ok := list[row.ID]; ok {
 		st = &s
 	}
-	what := decide(&sb.row, st, keyed)
+	what := decide(&sb.row, st, keyed && e.rootCertain(row))
 	if sb.row.Damaged != "" {
 		what = leave
 	}

@@ -313,7 +313,10 @@ func (e *Engine) beginRollback(ctx context.Context, sb *sandbox, p *snapshot, ac
 // verify says whether a sandbox could go on from a snapshot, before anything depends on it.
 func (e *Engine) verify(ctx context.Context, row *store.Sandbox, p *snapshot) error {
 	if SnapshotKind(p.row.Kind) != MemorySnapshot {
-		_, err := e.checkRoot(ctx, p)
+		layer, err := e.checkRoot(ctx, p)
+		if err == nil && layer != "" && e.opts.PauseDir == "" {
+			err = fmt.Errorf("this server has no directory for what a rollback leaves to be done: %w", errUnsupported)
+		}
 		return err
 	}
 	v, ok := driver.As[driver.Verifier](e.opts.Drivers[row.Driver])
@@ -359,6 +362,10 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot, asid
 	e.mu.Lock()
 	row := sb.row
 	e.mu.Unlock()
+	// What an earlier rollback left owing is of no more use.
+	if err := os.RemoveAll(e.imageDir(row.ID) + owed); err != nil {
+		return plainPath(err)
+	}
 	dctx, cancel := context.WithTimeout(ctx, e.opts.DeleteTimeout)
 	err := e.removeFrom(dctx, row.Driver, row.ID)
 	cancel()
@@ -387,7 +394,7 @@ func (e *Engine) rollForward(ctx context.Context, sb *sandbox, p *snapshot, asid
 			return plainPath(err)
 		}
 		if SnapshotKind(p.row.Kind) != MemorySnapshot {
-			return nil
+			return e.oweRoot(ctx, row.ID, p)
 		}
 		if _, err := linkImage(e.memoryDir(p.row.ID), dir+unfinished); err != nil {
 			return err
@@ -437,16 +444,12 @@ func (e *Engine) goOnFrom(ctx context.Context, sb *sandbox, p *snapshot, actor s
 		}
 		return e.resumeFor(ctx, sb, actor, "rollback")
 	}
-	root := bootRequest{}
-	if err := e.goOn(ctx, &root, p); err != nil {
-		return err
-	}
 	e.mu.Lock()
 	was := sb.row
 	was.State = string(Failed)
 	e.setState(sb, Creating)
 	e.mu.Unlock()
-	return e.runRestart(ctx, sb, was, actor, root.root)
+	return e.runRestart(ctx, sb, was, actor)
 }
 
 // settleRollback finishes a rollback that was cut short. The sandbox is at the snapshot afterwards, paused, or failed where

@@ -598,7 +598,12 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like
 			return cp.Finish(ctx)
 		})
 	default:
-		err = cp.Finish(ctx)
+		if state == Failed {
+			size, sum, err = e.keepOwed(ctx, id, p)
+		}
+		if err == nil {
+			err = cp.Finish(ctx)
+		}
 	}
 	ended, _ := e.clock.Steady()
 	if err != nil {
@@ -758,6 +763,18 @@ func (e *Engine) checkRoot(ctx context.Context, p *snapshot) (layer string, err 
 	if row.RootSum == "" {
 		return layer, nil
 	}
+	sum, err := sumOf(ctx, f)
+	if err != nil {
+		return "", plainPath(err)
+	}
+	if sum != row.RootSum {
+		return "", damaged("the layer of its root has not the checksum that it had when it was taken")
+	}
+	return layer, nil
+}
+
+// sumOf returns the checksum of what is read from a layer.
+func sumOf(ctx context.Context, f io.Reader) (string, error) {
 	h := sha256.New()
 	buf := make([]byte, 1<<20)
 	for {
@@ -767,16 +784,12 @@ func (e *Engine) checkRoot(ctx context.Context, p *snapshot) (layer string, err 
 			err = ctx.Err()
 		}
 		if err == io.EOF {
-			break
+			return rootSum(h), nil
 		}
 		if err != nil {
-			return "", plainPath(err)
+			return "", err
 		}
 	}
-	if rootSum(h) != row.RootSum {
-		return "", damaged("the layer of its root has not the checksum that it had when it was taken")
-	}
-	return layer, nil
 }
 
 // linkImage makes an image appear in another directory, and returns its size. Its files are never written again.

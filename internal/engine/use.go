@@ -394,7 +394,7 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 			was := sb.row
 			sb.op = op
 			e.setState(sb, Creating)
-			if !e.spawn(func() { e.finish(sb, op, e.runRestart(rctx, sb, was, actor, "")) }) {
+			if !e.spawn(func() { e.finish(sb, op, e.runRestart(rctx, sb, was, actor)) }) {
 				e.setState(sb, State(was.State))
 				sb.op = nil
 				e.mu.Unlock()
@@ -417,8 +417,8 @@ func (e *Engine) restart(ctx context.Context, sb *sandbox, actor string, asked b
 	}
 }
 
-// runRestart gives sb a new execution, over whose root comes what is in the layer, if one is named.
-func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox, actor, layer string) error {
+// runRestart gives sb a new execution, over whose root comes the layer that it is owed, if any.
+func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox, actor string) error {
 	e.mu.Lock()
 	sb.row.Generation++
 	sb.row.Failure = nil
@@ -442,8 +442,12 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 		return cutShort(ctx, label, err)
 	}
 	err := fpRestartIntent.Hit()
+	r := bootRequest{}
 	if err == nil {
-		err = e.execute(ctx, &row, bootRequest{root: layer})
+		r.root, _, err = e.owedRoot(ctx, row.ID)
+	}
+	if err == nil {
+		err = e.execute(ctx, &row, r)
 	}
 	if err == nil {
 		row.State, row.LastActive = string(Running), e.clock.Now()
@@ -458,7 +462,7 @@ func (e *Engine) runRestart(ctx context.Context, sb *sandbox, was store.Sandbox,
 	}
 	if err == nil {
 		fpRestartRunning.Hit() // too late to fail
-		// That of a paused sandbox, which nobody wants to go on any more.
+		// That of a paused sandbox, which nobody wants to go on any more, and what was owed.
 		if err := e.dropImage(row.ID); err != nil {
 			e.log.Warn("image not removed until the next start of the server", "sandbox", row.ID, "error", err)
 		}
