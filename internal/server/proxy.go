@@ -89,9 +89,9 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 	}
 	defer use.End()
 	// A drain ends what lasts. From here on this is a call under way: a pause that cuts it off is not undone by it.
-	ctx, cancel := context.WithCancel(engine.ComingBack(ctx))
-	defer cancel()
-	defer context.AfterFunc(s.long, cancel)()
+	ctx, cancel := context.WithCancelCause(engine.ComingBack(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(s.long, func() { cancel(errDraining) })() // its client has not given it up, and comes back
 	r = r.WithContext(ctx)
 	if t.verb == "dial" {
 		s.serveDial(w, r, id, use, t)
@@ -190,7 +190,7 @@ func (s *Server) proxyFault(ctx context.Context, t target, err error) *wire.Faul
 		return f
 	}
 	if ctx.Err() != nil {
-		err = ctx.Err()
+		err = context.Cause(ctx)
 	}
 	f := s.judge(ctx, "reach sandbox", err)
 	if f.Name == "unavailable" {

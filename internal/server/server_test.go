@@ -512,6 +512,40 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+// TestProxyDrained ends the server while a sandbox has yet to answer: its client has given nothing up, and is told to come back.
+func TestProxyDrained(t *testing.T) {
+	s := servertest.New(t)
+	base := s.TCP()
+	s.Engine.AddToken("secret-token", "alice")
+	sb, err := s.User(base, "alice").Create(t.Context(), warren.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	arrived := make(chan struct{})
+	port := web(t, func(_ http.ResponseWriter, r *http.Request) {
+		close(arrived)
+		<-r.Context().Done()
+	})
+	go func() {
+		<-arrived
+		s.Stop()
+	}()
+	req, err := http.NewRequest(http.MethodGet, fmt.Sprintf("%s/v1/sandboxes/%s/ports/%d/", base, sb.ID, port), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer secret-token")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, _ := io.ReadAll(res.Body)
+	if res.StatusCode != http.StatusBadGateway || !strings.Contains(string(body), "unavailable") || !strings.Contains(string(body), "the server is stopping") {
+		t.Errorf("%d %s", res.StatusCode, body)
+	}
+}
+
 // TestProxyUpgrade carries an upgraded protocol, as WebSocket is, in both directions.
 func TestProxyUpgrade(t *testing.T) {
 	s := servertest.New(t)
