@@ -230,7 +230,7 @@ func TestCreateRootCrash(t *testing.T) {
 	r := newRootRig(t)
 	ctx := t.Context()
 	r.snapshotNow("box", "memory")
-	r.pauseNow(r.boxNamed("box"))
+	r.killNow("box") // with which its root is gone
 	if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "none", FilesOnly: true}, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -529,12 +529,7 @@ func TestSnapshotFilesDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One that has died has lost its root.
-	r.world.Kill(r.boxNamed("box"), driver.Exit{Reason: "killed"})
-	eventually(t, "it has failed", func() bool {
-		got, err := r.Get(ctx, alice, "box")
-		return err == nil && got.State == Failed
-	})
+	r.killNow("box") // with which its root is gone
 	none, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box", Name: "none", FilesOnly: true}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -605,6 +600,16 @@ func TestSnapshotFilesDamaged(t *testing.T) {
 	if _, err := r.Rollback(ctx, alice, "box", "files"); err != nil || layers.Load() != 2 {
 		t.Errorf("rollback to one without a checksum: %v, %d layers", err, layers.Load())
 	}
+}
+
+// killNow ends the execution of a sandbox, and waits until that is known.
+func (r *rig) killNow(name string) {
+	r.t.Helper()
+	r.world.Kill(r.boxNamed(name), driver.Exit{Reason: "killed"})
+	eventually(r.t, "it has failed", func() bool {
+		got, err := r.Get(r.t.Context(), alice, name)
+		return err == nil && got.State == Failed
+	})
 }
 
 // boxNamed is the id of a sandbox of alice's.
