@@ -1,10 +1,8 @@
 package server_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +11,6 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/fake"
-	"github.com/warren-sandbox/warren/internal/server"
 )
 
 // builder is a server over a real engine and the fake driver, and its operator, who builds templates.
@@ -27,28 +24,9 @@ type builder struct {
 func newBuilder(t *testing.T) *builder {
 	t.Helper()
 	e, d := realEngine(t)
-	s, err := server.New(server.Options{Engine: e, Version: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(t.TempDir(), "api.sock")
-	l, err := s.ListenUnix(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	go s.Serve(l)
-	tcp, err := server.ListenTCP("127.0.0.1:0", server.TCPOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	go s.Serve(tcp)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		s.Shutdown(ctx)
-	})
-	b := &builder{t: t, world: d.World(), tcp: "http://" + tcp.Addr().String()}
-	b.Client = b.connect(warren.Options{URL: "unix://" + socket})
+	unix, tcp := serveReal(t, e)
+	b := &builder{t: t, world: d.World(), tcp: tcp}
+	b.Client = b.connect(warren.Options{URL: unix})
 	return b
 }
 

@@ -147,9 +147,9 @@ func realEngine(t *testing.T) (*engine.Engine, *fake.Driver) {
 	return e, d
 }
 
-// TestRealEngine takes the main path from the SDK through the server, the engine and the fake driver to a guest, and back.
-func TestRealEngine(t *testing.T) {
-	e, _ := realEngine(t)
+// serveReal serves an engine on a socket and on loopback, and returns the URLs of both.
+func serveReal(t *testing.T, e *engine.Engine) (unix, overTCP string) {
+	t.Helper()
 	s, err := server.New(server.Options{Engine: e, Version: "test"})
 	if err != nil {
 		t.Fatal(err)
@@ -170,8 +170,15 @@ func TestRealEngine(t *testing.T) {
 		defer cancel()
 		s.Shutdown(ctx)
 	})
+	return "unix://" + socket, "http://" + tcp.Addr().String()
+}
+
+// TestRealEngine takes the main path from the SDK through the server, the engine and the fake driver to a guest, and back.
+func TestRealEngine(t *testing.T) {
+	e, _ := realEngine(t)
+	unix, tcp := serveReal(t, e)
 	ctx := t.Context()
-	c, err := warren.Connect(ctx, warren.Options{URL: "unix://" + socket})
+	c, err := warren.Connect(ctx, warren.Options{URL: unix})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +243,7 @@ func TestRealEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alice, err := warren.Connect(ctx, warren.Options{URL: "http://" + tcp.Addr().String(), Token: token, RetryFor: -1})
+	alice, err := warren.Connect(ctx, warren.Options{URL: tcp, Token: token, RetryFor: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +299,7 @@ func TestRealEngine(t *testing.T) {
 			req.Header.Set("Warren-Reconnect", "1")
 		}
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
+			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(unix, "unix://"))
 		}}}
 		res, err := client.Do(req)
 		if err != nil {
