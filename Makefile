@@ -10,6 +10,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 JOBS    ?= $(shell nproc)
 
 export CGO_ENABLED := 0
+# The runtime is built with a go.mod of its own, which Go refuses in a workspace.
+export GOWORK := off
 # The same flags as the tests', so that nothing is compiled twice: gVisor takes minutes.
 GOBUILD := $(GO) build -buildvcs=false
 
@@ -25,7 +27,7 @@ build: ## bin/warren, bin/warren-gateway, bin/warren-runtime and bin/warren-gues
 	@script/setup.sh build
 	@mkdir -p bin
 	$(GOBUILD) -ldflags '-s -w' -o bin/warren-guest ./cmd/warren-guest
-	$(GOBUILD) -ldflags '-s -w' -o bin/warren-runtime ./cmd/warren-runtime
+	gomod="$$($(GO) run ./driver/gvisor/patch .cache/gvisor)" && $(GOBUILD) -modfile="$$gomod" -ldflags '-s -w' -o bin/warren-runtime ./cmd/warren-runtime
 	$(GOBUILD) -ldflags '-s -w' -o bin/warren-gateway ./cmd/warren-gateway
 	$(GOBUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/warren ./cmd/warren
 

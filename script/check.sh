@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 guest_limit=$1 runtime_limit=$2
-export CGO_ENABLED=0
+export CGO_ENABLED=0 GOWORK=off
 
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -44,8 +44,9 @@ crossbuild() {
 }
 
 size() {
-	local limit=$2 bytes
-	go build -buildvcs=false -ldflags '-s -w' -o "$tmp/$1" "./cmd/$1"
+	local limit=$2 bytes as=()
+	[ "$1" != warren-runtime ] || as=(-modfile="$(go run ./driver/gvisor/patch .cache/gvisor)") # as make build does
+	go build -buildvcs=false "${as[@]}" -ldflags '-s -w' -o "$tmp/$1" "./cmd/$1"
 	bytes=$(stat -c %s "$tmp/$1")
 	echo "$1: $bytes bytes, limit $limit"
 	[ "$bytes" -le "$limit" ]

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -30,17 +29,11 @@ var binaries = sync.OnceValues(func() (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	for out, pkg := range map[string]string{
-		"warren-runtime": "github.com/warren-sandbox/warren/cmd/warren-runtime",
-		"guest":          "github.com/warren-sandbox/warren/driver/gvisor/internal/testguest",
-	} {
-		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", filepath.Join(dir, out), pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if b, err := cmd.CombinedOutput(); err != nil {
-			return dir, fmt.Errorf("build %s: %w\n%s", pkg, err, b)
-		}
+	if _, err := testenv.BuildRuntime(dir, "warren-runtime"); err != nil {
+		return dir, err
 	}
-	return dir, nil
+	_, err = testenv.Build(dir, "guest", "./driver/gvisor/internal/testguest")
+	return dir, err
 })
 
 func TestMain(m *testing.M) {

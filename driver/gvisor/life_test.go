@@ -22,6 +22,7 @@ import (
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/driver/gvisor"
+	"github.com/warren-sandbox/warren/internal/testenv"
 )
 
 func TestLife(t *testing.T) {
@@ -519,11 +520,9 @@ func TestBuildReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Another build of the same program: other linker flags give another build id.
-	other := filepath.Join(t.TempDir(), "warren-runtime")
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -X main.build=other -buildid=other", "-o", other, "github.com/warren-sandbox/warren/cmd/warren-runtime")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if b, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, b)
+	other, err := testenv.BuildRuntime(t.TempDir(), "warren-runtime", "-ldflags", "-s -w -X main.build=other -buildid=other")
+	if err != nil {
+		t.Fatal(err)
 	}
 	was := e.opts.RuntimePath
 	e.opts.RuntimePath = other

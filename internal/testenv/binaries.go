@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -27,6 +28,7 @@ func NeedsBinaries(t testing.TB) Binaries {
 		Runtime: NeedsBinary(t, "warren-runtime"),
 		Guest:   NeedsBinary(t, "warren-guest"),
 	}
+	NeedsBinary(t, "warren-gateway") // which the daemon finds beside it
 	b.Dir = filepath.Dir(b.Warren)
 	return b
 }
@@ -89,13 +91,33 @@ func findOrBuild(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return Build(filepath.Join(root, ".cache", "testbin"), name, "./cmd/"+name)
+	dir := filepath.Join(root, ".cache", "testbin")
+	if name == "warren-runtime" {
+		return BuildRuntime(dir, name)
+	}
+	return Build(dir, name, "./cmd/"+name)
+}
+
+// BuildRuntime is [Build] for the runtime, with the patched gVisor that make builds it with.
+func BuildRuntime(dir, name string, flags ...string) (string, error) {
+	root, err := repoRoot()
+	if err != nil {
+		return "", err
+	}
+	var stderr strings.Builder
+	patch := exec.Command("go", "run", "./driver/gvisor/patch", filepath.Join(".cache", "gvisor"))
+	patch.Dir, patch.Stderr = root, &stderr
+	gomod, err := patch.Output()
+	if err != nil {
+		return "", fmt.Errorf("patch gVisor: %w\n%s", err, &stderr)
+	}
+	return Build(dir, name, "./cmd/warren-runtime", append([]string{"-modfile=" + strings.TrimSpace(string(gomod))}, flags...)...)
 }
 
 // Build compiles a main package of this checkout, without cgo, to DIR/NAME and returns that path. The go command
 // itself decides what is out of date. Test processes that run at the same time take turns; one that already runs a
-// program keeps the file it runs.
-func Build(dir, name, pkg string) (string, error) {
+// program keeps the file it runs. Flags are added to those of every build; the last of a kind counts.
+func Build(dir, name, pkg string, flags ...string) (string, error) {
 	root, err := repoRoot()
 	if err != nil {
 		return "", err
@@ -113,9 +135,10 @@ func Build(dir, name, pkg string) (string, error) {
 	}
 	path := filepath.Join(dir, name)
 	// go build leaves an up-to-date file alone and replaces an old one by a rename.
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, pkg)
+	args := append([]string{"build", "-buildvcs=false", "-ldflags", "-s -w"}, flags...)
+	cmd := exec.Command("go", append(args, "-o", path, pkg)...)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
 	}

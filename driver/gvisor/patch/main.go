@@ -1,0 +1,221 @@
+// Patch makes a copy of gVisor's module in which checkpoints and restores are faster, and a go.mod that uses it:
+//
+//	go build -modfile="$(go run ./driver/gvisor/patch .cache/gvisor)" ./cmd/warren-runtime
+//
+// It prints the path of that go.mod. Without it the runtime works as well, and stands still for longer at a snapshot. What is changed
+// are the edits below, each of which has to fit exactly once, so a new version of gVisor that needs others does not build.
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+)
+
+const module = "gvisor.dev/gvisor"
+
+//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go
+var sources embed.FS
+
+// source is a file of our own, and where it goes.
+type source struct{ name, to string }
+
+var added = []source{
+	{"pgalloc/holes.go", "pkg/sentry/pgalloc/warren_holes.go"},
+	{"boot/busy.go", "runsc/boot/warren_busy.go"},
+	{"boot/clocks.go", "runsc/boot/warren_clocks.go"},
+}
+
+func (s source) content() []byte {
+	b, err := sources.ReadFile(s.name)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return b
+}
+
+// edit is one place that is changed.
+type edit struct{ file, old, new string }
+
+var edits = []edit{
+	// What was never touched is not read, see holes.go. The save of the kernel waits meanwhile, for it asks the same lock.
+	{"pkg/sentry/pgalloc/save_restore.go", "zeroPage := make([]byte, hostarch.PageSize)", "zeroPage := make([]byte, hostarch.PageSize)\n\tvar untouched memoryHoles"},
+	{"pkg/sentry/pgalloc/save_restore.go", "isZeroed := bytes.Equal(pg, zeroPage)", "isZeroed := !wasCommitted && untouched.at(f.file, off) || bytes.Equal(pg, zeroPage)"},
+	// Pages are read and written by 128 goroutines, each of which gets a thread and a processor of Go's, so the world is stopped twice for a
+	// file of 2 MiB. As many as can run at a time are enough; the queue stays as long.
+	{"pkg/aio/aio.go", "func newGoQueue(cap, workers int) *GoQueue {", "func newGoQueue(cap, workers int) *GoQueue {\n\tworkers = min(workers, 2*runtime.NumCPU())"},
+	{"pkg/aio/aio.go", "import (\n", "import (\n\t\"runtime\"\n"},
+	// See busy.go.
+	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); busy()`},
+	{"runsc/boot/controller.go", `log.Debugf("containerManager.Restore")`, `log.Debugf("containerManager.Restore"); busy()`},
+	// See clocks.go.
+	{"runsc/boot/loader.go", "tk.SetClocks(time.NewCalibratedClocks(", "tk.SetClocks(calibrated(time.NewCalibratedClocks, "},
+	{"runsc/boot/restore.go", "clocks := time.NewCalibratedClocks(", "clocks := calibrated(time.NewCalibratedClocks, "},
+	// Each of the 20,000 objects of a kernel was timed for a table in a debug log, which was a tenth of all that its save and load took.
+	{"pkg/state/stats.go", "now := gohacks.Nanotime()", "now := s.last"},
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: go run ./driver/gvisor/patch DIRECTORY")
+		os.Exit(2)
+	}
+	modfile, err := patch(os.Args[1])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "patch gVisor:", err)
+		os.Exit(1)
+	}
+	fmt.Println(modfile)
+}
+
+// patch makes the copy in a directory, unless it is there, and returns the path of the go.mod beside it.
+func patch(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	var mod struct{ Dir, Version, Error string }
+	out, err := exec.Command("go", "mod", "download", "-json", module).Output()
+	if jerr := json.Unmarshal(out, &mod); err == nil {
+		err = jerr
+	}
+	if err != nil || mod.Error != "" {
+		return "", fmt.Errorf("go mod download %s: %w", module, failed(err, mod.Error))
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	// One at a time; a build that uses another copy meanwhile is none of this checkout.
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", err
+	}
+	copied := filepath.Join(dir, mod.Version+"-"+digest())
+	if _, err := os.Stat(copied); err != nil {
+		if err := replaceCopy(dir, copied, mod.Dir); err != nil {
+			return "", err
+		}
+	}
+	return writeModule(dir, copied)
+}
+
+func failed(err error, text string) error {
+	if exit, ok := err.(*exec.ExitError); ok && text == "" {
+		text = string(bytes.TrimSpace(exit.Stderr))
+	}
+	if text == "" {
+		text = fmt.Sprint(err)
+	}
+	return errors.New(text)
+}
+
+// digest is of all that is changed.
+func digest() string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q", edits)
+	for _, s := range added {
+		fmt.Fprintf(h, "%q %q", s, s.content())
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:6])
+}
+
+// replaceCopy makes a copy of the module from, in place of all others. It is there as a whole or not at all.
+func replaceCopy(dir, copied, from string) error {
+	others, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(dir, unfinished)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := os.CopyFS(tmp, os.DirFS(from)); err != nil { // which makes what is read-only in the module cache writable
+		return err
+	}
+	for _, e := range edits {
+		path := filepath.Join(tmp, e.file)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if n := strings.Count(string(b), e.old); n != 1 {
+			return fmt.Errorf("%s has %q %d times, want 1: this version of gVisor needs other edits", e.file, e.old, n)
+		}
+		if err := os.WriteFile(path, []byte(strings.Replace(string(b), e.old, e.new, 1)), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, s := range added {
+		if err := os.WriteFile(filepath.Join(tmp, s.to), s.content(), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, o := range others {
+		if !ours(o) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, o.Name())); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		return err
+	}
+	return os.Rename(tmp, copied)
+}
+
+// unfinished is how the names of copies begin that are being made.
+const unfinished = "new-"
+
+var copyName = regexp.MustCompile(`^v.*-[0-9a-f]{12}-[0-9a-f]{12}$`)
+
+// ours says whether an entry is a copy, whole or not.
+func ours(e fs.DirEntry) bool {
+	return e.IsDir() && (strings.HasPrefix(e.Name(), unfinished) || copyName.MatchString(e.Name()))
+}
+
+// writeModule writes a go.mod that is this module's but for the copy, with its go.sum.
+func writeModule(dir, copied string) (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", failed(err, ""))
+	}
+	gomod := string(bytes.TrimSpace(out))
+	mod, err := os.ReadFile(gomod)
+	if err != nil {
+		return "", err
+	}
+	sum, err := os.ReadFile(strings.TrimSuffix(gomod, ".mod") + ".sum")
+	if err != nil {
+		return "", err
+	}
+	mod = fmt.Appendf(mod, "\nreplace %s => %q\n", module, copied)
+	modfile := filepath.Join(dir, "go.mod")
+	for path, content := range map[string][]byte{modfile: mod, filepath.Join(dir, "go.sum"): sum} {
+		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
+			continue
+		}
+		if err := os.WriteFile(path+".new", content, 0o644); err != nil {
+			return "", err
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			return "", err
+		}
+	}
+	return modfile, nil
+}
