@@ -171,7 +171,7 @@ func Default(processors int, memory int64) Config {
 			Disk:   10 * GiB,
 			PIDs:   1024,
 		},
-		Pool:     uint32(min(max(memory/100/pooled, 2), 4)),
+		Pool:     uint32(min(max(memory/100/pooled, 2), 10)),
 		Standby:  uint32(min(memory/8e9, 2)),
 		LogLevel: "info",
 	}
@@ -289,7 +289,7 @@ var settings = []setting{
 	}),
 	text("snapshots.key", "file with the key, 64 hex digits, that memory images are encrypted with", func(c *Config) *string { return &c.Snapshots.Key }),
 	text("snapshots.compress", "compress memory images: always or never (up to 8MiB)", func(c *Config) *string { return &c.Snapshots.Compress }),
-	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 4, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
+	count("pool", "executions kept ready for sandboxes like the last, at most (2 to 10, in 1% of memory)", func(c *Config) *uint32 { return &c.Pool }),
 	count("standby", "sandboxes of templates restored beforehand, at most (0 to 2, one for 8 GB of memory)", func(c *Config) *uint32 { return &c.Standby }),
 	text("log.level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	text("log.format", "text or json", func(c *Config) *string { return &c.LogFormat }),

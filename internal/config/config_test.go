@@ -59,7 +59,7 @@ func TestDefaultFitsTheHost(t *testing.T) {
 	if small.Defaults.CPU != 1000 || small.Defaults.Memory != 512*MiB || small.Pool != 2 || small.Standby != 0 {
 		t.Errorf("on a small host: %+v, a pool of %d", small.Defaults, small.Pool)
 	}
-	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 || large.Pool != 4 || large.Standby != 2 {
+	if large.Defaults.CPU != 2000 || large.Defaults.Memory != 2*GiB || large.Defaults.Disk != 10*GiB || large.Defaults.PIDs != 1024 || large.Pool != 10 || large.Standby != 2 {
 		t.Errorf("on a large host: %+v, a pool of %d", large.Defaults, large.Pool)
 	}
 }

@@ -111,6 +111,11 @@ var standbyDesc = prometheus.NewDesc("warren_standby_sandboxes", "Sandboxes of t
 
 var poolDesc = prometheus.NewDesc("warren_pool_starts_total", "Creates, forks and resumes by whether an execution was ready for them in the driver's pool.", []string{"driver", "ready"}, nil)
 
+var pooledDesc = prometheus.NewDesc("warren_pool_ready", "Executions that are ready in the driver's pool for sandboxes like those made last.", []string{"driver"}, nil)
+
+// pooledWait is how long a driver may take to say how many executions are ready; one that takes longer is left out.
+const pooledWait = time.Second
+
 var stateDesc = prometheus.NewDesc("warren_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
 
 // Describe implements [prometheus.Collector].
@@ -119,6 +124,7 @@ func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- imagesDesc
 	ch <- standbyDesc
 	ch <- poolDesc
+	ch <- pooledDesc
 }
 
 // Collect implements [prometheus.Collector].
@@ -141,6 +147,11 @@ func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 			hits, misses := p.PoolUse()
 			ch <- prometheus.MustNewConstMetric(poolDesc, prometheus.CounterValue, float64(hits), name, "true")
 			ch <- prometheus.MustNewConstMetric(poolDesc, prometheus.CounterValue, float64(misses), name, "false")
+			ctx, cancel := context.WithTimeout(s.e.ctx, pooledWait)
+			if n, err := p.Pooled(ctx); err == nil {
+				ch <- prometheus.MustNewConstMetric(pooledDesc, prometheus.GaugeValue, float64(n), name)
+			}
+			cancel()
 		}
 	}
 	ch <- prometheus.MustNewConstMetric(imagesDesc, prometheus.GaugeValue, float64(images))

@@ -33,6 +33,7 @@ type pool struct {
 	classes map[string]*class
 	filling bool
 	closed  bool
+	used    time.Time      // when somebody last asked
 	n       int            // classes there have ever been
 	work    sync.WaitGroup // what goes on in the background; nothing is added once closed is set
 }
@@ -183,6 +184,7 @@ func (c *class) clones() (files []*os.File, err error) {
 func (p *pool) take(spec *protocol.Spec, cold bool) *spare {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.used = time.Now()
 	want := classOf(spec)
 	for _, c := range p.classes {
 		if classOf(c.spec) != want || cold && !slices.Equal(c.spec.Env, spec.Env) {
@@ -247,10 +249,14 @@ func (p *pool) lacking() *class {
 
 // fillOne makes one entry and says whether to go on.
 func (p *pool) fillOne() bool {
-	time.Sleep(quiet)
+	p.mu.Lock()
+	wait := quiet - time.Since(p.used)
+	p.mu.Unlock()
+	time.Sleep(wait)               // once: where somebody asks all the time it is filled as well
 	if !p.k.starts.TryAcquire(1) { // what was asked for goes first
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		p.used = time.Now()
 		p.filling = !p.closed
 		return p.filling
 	}
