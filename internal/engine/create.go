@@ -566,6 +566,9 @@ func (m *making) build(ctx context.Context) error {
 // cutFrom makes the workspace what the snapshot's is.
 func (m *making) cutFrom(ctx context.Context) (*WorkspaceDirs, error) {
 	e, files := m.e, m.from.snap.row.FilesID
+	if m.from.copied != nil {
+		defer m.from.copied()
+	}
 	var err error
 	if m.from.adopt {
 		err = e.opts.Workspaces.Adopt(ctx, files, m.ws.row.ID)

@@ -33,6 +33,8 @@ type origin struct {
 	// own, after which they are gone.
 	source warren.SandboxID
 	adopt  bool
+	// copied, when set, is called when the snapshot's files are not needed any more.
+	copied func()
 	// group is what the children of a fork have in common that is all or nothing: the next Open removes those of which the fork did not come
 	// to its end.
 	group string
@@ -264,7 +266,8 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	if r.All {
 		group = string(snap.row.ID)
 	}
-	make1 := func(i int, adopt bool) {
+	last := len(names) - 1
+	make1 := func(i int, copied func()) {
 		spec := Spec{
 			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: ttl, TTLAction: IdleAction(row.TTLAction), MaxLifetime: most,
 			IdleAction: IdleAction(row.IdleAction), NoAutoResume: row.NoAutoResume,
@@ -297,18 +300,26 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 				}
 				tell(p)
 			}}}
-			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: adopt, group: group, operator: have.Operator}}
+			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: i == last, copied: copied, group: group, operator: have.Operator}}
 			res.Children[i].Sandbox, err = e.make(ctx, m)
 		}
 		res.Children[i].Err = err
 	}
 	// The last takes the files of the snapshot for its own, when the others have copied them.
-	var wg sync.WaitGroup
-	for i := range len(names) - 1 {
-		wg.Go(func() { make1(i, false) })
+	var wg, copying sync.WaitGroup
+	copying.Add(last)
+	for i := range last {
+		wg.Go(func() {
+			copied := sync.OnceFunc(copying.Done)
+			defer copied()
+			make1(i, copied)
+		})
 	}
+	wg.Go(func() {
+		copying.Wait()
+		make1(last, nil)
+	})
 	wg.Wait()
-	make1(len(names)-1, true)
 	why := fpForkMade.Hit()
 	if why != nil && !r.All {
 		return nil, why

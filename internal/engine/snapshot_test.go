@@ -281,6 +281,50 @@ func TestFork(t *testing.T) {
 	r.empty()
 }
 
+// TestForkAtOnce lets no child's guest answer before those of all have been asked: none waits for another.
+func TestForkAtOnce(t *testing.T) {
+	const children = 4
+	r := prepareRig(t, t.TempDir(), func(o *Options) { o.Starts, o.BootTimeout = children, 20*time.Second })
+	var mu sync.Mutex
+	seen := map[warren.SandboxID]bool{}
+	all := make(chan struct{})
+	r.fopts.Guest = func(id warren.SandboxID) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.URL.Path != "/init" {
+				return
+			}
+			mu.Lock()
+			seen[id] = true
+			if len(seen) == 1+children {
+				close(all)
+			}
+			source := len(seen) == 1
+			mu.Unlock()
+			if source {
+				return
+			}
+			select {
+			case <-all:
+			case <-req.Context().Done():
+			}
+		})
+	}
+	r.start()
+	defer r.stop()
+	r.create(alice, Spec{Name: "box"})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	res, err := r.Fork(ctx, alice, ForkRequest{ID: "box", Count: children, All: true}, nil)
+	mu.Lock()
+	defer mu.Unlock()
+	if err != nil {
+		t.Fatalf("%v; of %d sandboxes the guests were asked", err, len(seen))
+	}
+	for _, ch := range res.Children {
+		r.delete(alice, string(ch.Sandbox.ID))
+	}
+}
+
 // TestForkFails lets a child, the snapshot and the store fail: the source runs on and nothing is left of what failed.
 func TestForkFails(t *testing.T) {
 	ctx := t.Context()
