@@ -17,6 +17,8 @@ type Layout struct {
 	Bare bool
 	// Config is added to the configuration as text; it begins in the section core.
 	Config string
+	// Fixed repositories are never written by git, and have only what it looks for: elsewhere it makes the rest when it needs it.
+	Fixed bool
 	// Alternates are object directories to borrow from, one per line of objects/info/alternates.
 	Alternates []string
 }
@@ -38,21 +40,28 @@ func Init(root *os.Root, l Layout, own func(name string) error) error {
 		config.WriteString("[extensions]\n\tobjectformat = sha256\n")
 	}
 
-	for _, d := range []string{"objects", "objects/info", "objects/pack", "refs", "refs/heads", "refs/tags", "info"} {
+	dirs := []string{"objects", "refs"}
+	files := []struct{ name, text string }{
+		{"config", config.String()},
+		{"HEAD", l.Head + "\n"},
+	}
+	if !l.Fixed {
+		dirs = append(dirs, "objects/pack", "refs/heads", "refs/tags", "info")
+		files = append(files, struct{ name, text string }{"info/exclude", ""})
+	}
+	if !l.Fixed || len(l.Alternates) > 0 {
+		dirs = append(dirs, "objects/info")
+	}
+	if len(l.Alternates) > 0 {
+		files = append(files, struct{ name, text string }{"objects/info/alternates", strings.Join(l.Alternates, "\n") + "\n"})
+	}
+	for _, d := range dirs {
 		if err := root.Mkdir(d, 0o755); err != nil && !os.IsExist(err) {
 			return err
 		}
 		if err := own(d); err != nil {
 			return err
 		}
-	}
-	files := []struct{ name, text string }{
-		{"config", config.String()},
-		{"info/exclude", ""},
-		{"HEAD", l.Head + "\n"},
-	}
-	if len(l.Alternates) > 0 {
-		files = append(files, struct{ name, text string }{"objects/info/alternates", strings.Join(l.Alternates, "\n") + "\n"})
 	}
 	for _, f := range files {
 		if err := writeFile(root, f.name, f.text); err != nil {

@@ -91,12 +91,9 @@ func statusField(t *testing.T, pid int, name string) int {
 }
 
 func TestBinary(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "warren-guest")
-	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin, "./cmd/warren-guest")
-	build.Dir = testenv.Repo(t)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	bin, err := testenv.Build(t.TempDir(), "warren-guest", "./cmd/warren-guest")
+	if err != nil {
+		t.Fatal(err)
 	}
 	st, err := os.Stat(bin)
 	if err != nil {

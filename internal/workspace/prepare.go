@@ -108,7 +108,7 @@ func (s *Store) build(dir string, id warren.WorkspaceID, m *meta) error {
 		}
 		return ours.Chmod(name, 0o644)
 	}
-	if err := git.Init(ours, git.Layout{Head: "ref: refs/heads/none", Format: m.Format, Bare: true}, readable); err != nil {
+	if err := git.Init(ours, git.Layout{Head: "ref: refs/heads/none", Format: m.Format, Bare: true, Fixed: true}, readable); err != nil {
 		return err
 	}
 	shallow := ""
