@@ -164,8 +164,8 @@ func (s *session) measureLoad(ctx context.Context, w io.Writer, l load) (err err
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t\n", what, ms(values.median()), ms(values.at(0.95)), limit)
 		s.record(Row{Benchmark: benchmarkLoad, Name: l.title + ": " + what, Values: values.values()})
 	}
-	hits, misses, counted := s.poolUse(ctx)
-	// A clock runs beside for snapshots and single forks; with many forks the clocks would be the load.
+	before, counted := s.pool(ctx)
+	// A clock runs beside for snapshots, and for single forks of which nothing else is measured: it is a load that children have too.
 	tick, err := startClock(ctx, sb)
 	if err != nil {
 		return err
@@ -178,14 +178,18 @@ func (s *session) measureLoad(ctx context.Context, w io.Writer, l load) (err err
 	show("snapshot, pause seen inside", inside, 0)
 	counts := slices.Clone(s.forks())
 	slices.Sort(counts)
-	for _, n := range counts {
-		if n > 1 && tick != nil {
-			if err := tick.stop(ctx); err != nil {
-				return err
-			}
-			tick = nil
+	if slices.Contains(counts, 1) {
+		f, err := s.forked(ctx, sb, l, tick, 1, rounds)
+		if err != nil && !errors.Is(err, warren.ErrExhausted) { // which is told below
+			return fmt.Errorf("fork of 1: %w", err)
 		}
-		f, err := s.forked(ctx, sb, l, tick, n, rounds)
+		show("fork of 1, pause seen inside", f.inside, l.goals[1].paused)
+	}
+	if err := tick.stop(ctx); err != nil {
+		return err
+	}
+	for _, n := range counts {
+		f, err := s.forked(ctx, sb, l, nil, n, rounds)
 		if errors.Is(err, warren.ErrExhausted) {
 			why := firstLine(err.Error())
 			fmt.Fprintf(tw, "fork of %d\tnot measured: %s\t\t\t\n", n, why)
@@ -198,22 +202,16 @@ func (s *session) measureLoad(ctx context.Context, w io.Writer, l load) (err err
 		of := fmt.Sprintf("fork of %d", n)
 		goal := l.goals[n]
 		show(of+", source stopped", f.stopped, 0)
-		show(of+", pause seen inside", f.inside, goal.paused)
 		show(of+" to first command in all", f.command, goal.command)
 		show(of+" to first HTTP reply of all", f.http, goal.http)
 	}
-	if tick != nil {
-		if err := tick.stop(ctx); err != nil {
-			return err
-		}
-	}
-	pause, resume, size, err := pauses(ctx, sb, rounds)
+	pause, resume, size, err := s.pauses(ctx, sb, rounds)
 	if err != nil {
 		return err
 	}
 	show("pause", pause, 0)
 	show("resume to first command", resume, targetResume+time.Duration(l.megabytes)*targetResumePerMB)
-	if inside, err = pausesSeen(ctx, sb, rounds); err != nil {
+	if inside, err = s.pausesSeen(ctx, sb, rounds); err != nil {
 		return err
 	}
 	show("pause and resume at once, seen inside", inside, 0)
@@ -221,9 +219,9 @@ func (s *session) measureLoad(ctx context.Context, w io.Writer, l load) (err err
 		return err
 	}
 	fmt.Fprintf(w, "  memory on disk while paused: %s\n", mib(size))
-	if nowHits, nowMisses, still := s.poolUse(ctx); counted && still {
-		hits, misses = nowHits-hits, nowMisses-misses
-		fmt.Fprintf(w, "  an execution was ready in the pool for %.0f of %.0f forks and resumes\n", hits, hits+misses)
+	if now, still := s.pool(ctx); counted && still {
+		hits, misses := now.hits-before.hits, now.misses-before.misses
+		fmt.Fprintf(w, "  an execution was ready in the pool for %.0f of %.0f forks and resumes, each of which began when the pool was full\n", hits, hits+misses)
 		s.record(Row{Benchmark: benchmarkLoad, Name: l.title + ": pool", Values: map[string]float64{"hits": hits, "misses": misses}})
 	}
 	for _, tell := range verdicts {
@@ -341,12 +339,13 @@ func (c *clock) gap(ctx context.Context, since time.Time) (longest time.Duration
 }
 
 // pausesSeen pauses and resumes a sandbox at once, and returns for how long its processes stood still each time.
-func pausesSeen(ctx context.Context, sb *warren.Sandbox, rounds int) (inside sample, err error) {
+func (s *session) pausesSeen(ctx context.Context, sb *warren.Sandbox, rounds int) (inside sample, err error) {
 	c, err := startClock(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
 	for range rounds {
+		s.filled(ctx, 1)
 		begun := time.Now()
 		if err := sb.Pause(ctx); err != nil {
 			return nil, err
@@ -365,41 +364,70 @@ func pausesSeen(ctx context.Context, sb *warren.Sandbox, rounds int) (inside sam
 	return inside, c.stop(ctx)
 }
 
-// poolUse asks the daemon how many starts found an execution ready, and how many did not; false when it is not the bench's own, or does not say.
-func (s *session) poolUse(ctx context.Context) (hits, misses float64, ok bool) {
+// poolState is what the daemon says of its pool.
+type poolState struct{ hits, misses, ready float64 }
+
+// pool asks the daemon how many starts found an execution ready, how many did not, and how many are ready; false when it is not the bench's
+// own, or does not say.
+func (s *session) pool(ctx context.Context) (p poolState, ok bool) {
 	if s.data == "" {
-		return 0, 0, false
+		return p, false
 	}
 	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(s.data, "warren.sock"))
 	}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", nil)
 	if err != nil {
-		return 0, 0, false
+		return p, false
 	}
 	res, err := c.Do(req)
 	if err != nil {
-		return 0, 0, false
+		return p, false
 	}
 	defer res.Body.Close()
 	lines := bufio.NewScanner(res.Body)
 	for lines.Scan() {
 		name, value, _ := strings.Cut(lines.Text(), " ")
-		labels, is := strings.CutPrefix(name, "warren_pool_starts_total")
-		if !is {
+		var to *float64
+		switch {
+		case strings.HasPrefix(name, "warren_pool_ready{"):
+			to = &p.ready
+		case strings.HasPrefix(name, "warren_pool_starts_total{") && strings.Contains(name, `ready="true"`):
+			to = &p.hits
+		case strings.HasPrefix(name, "warren_pool_starts_total{"):
+			to = &p.misses
+		default:
 			continue
 		}
 		n, err := strconv.ParseFloat(value, 64)
 		if err != nil {
-			return 0, 0, false
+			return p, false
 		}
-		if ok = true; strings.Contains(labels, `ready="true"`) {
-			hits += n
-		} else {
-			misses += n
-		}
+		*to += n
+		ok = true
 	}
-	return hits, misses, ok && lines.Err() == nil
+	return p, ok && lines.Err() == nil
+}
+
+// filled waits until n executions are ready in the pool, or as many as it makes, and have come to rest: what is measured is a fork out of the
+// pool, and not how fast that is filled.
+func (s *session) filled(ctx context.Context, n int) {
+	const step, enough, rest = 50 * time.Millisecond, 40, 1500 * time.Millisecond
+	last, same := -1.0, 0
+	for same < enough && ctx.Err() == nil {
+		p, ok := s.pool(ctx)
+		if !ok {
+			return
+		}
+		if p.ready >= float64(n) {
+			time.Sleep(rest)
+			return
+		}
+		if same++; p.ready != last {
+			last, same = p.ready, 0
+		}
+		time.Sleep(step)
+	}
 }
 
 // snapshots takes snapshots and removes them.
@@ -434,6 +462,7 @@ type forking struct{ stopped, inside, command, http sample }
 
 func (s *session) forked(ctx context.Context, sb *warren.Sandbox, l load, c *clock, n, rounds int) (f forking, err error) {
 	for range rounds {
+		s.filled(ctx, n)
 		if err := s.forkOnce(ctx, sb, l, c, n, &f); err != nil {
 			return f, err
 		}

@@ -93,11 +93,11 @@ func (s *session) cycles(ctx context.Context, fill string, rounds int) (pause, r
 	if err := sb.Command("/bin/sh", "-c", fill).Run(ctx); err != nil {
 		return nil, nil, 0, err
 	}
-	return pauses(ctx, sb, rounds)
+	return s.pauses(ctx, sb, rounds)
 }
 
-// pauses pauses and resumes a sandbox, and returns the times and the size of the last image.
-func pauses(ctx context.Context, sb *warren.Sandbox, rounds int) (pause, resume sample, size int64, err error) {
+// pauses pauses and resumes a sandbox, each time when an execution is ready, and returns the times and the size of the last image.
+func (s *session) pauses(ctx context.Context, sb *warren.Sandbox, rounds int) (pause, resume sample, size int64, err error) {
 	for range rounds {
 		took, err := timed(func() error { return sb.Pause(ctx) })
 		if err != nil {
@@ -105,6 +105,7 @@ func pauses(ctx context.Context, sb *warren.Sandbox, rounds int) (pause, resume 
 		}
 		pause = append(pause, took)
 		size = sb.MemoryImage
+		s.filled(ctx, 1)
 		took, err = timed(func() error { return resumed(ctx, sb) })
 		if err != nil {
 			return nil, nil, 0, err
