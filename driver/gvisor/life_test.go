@@ -730,3 +730,23 @@ func TestMany(t *testing.T) {
 		}
 	}
 }
+
+// TestReattachedChannel asks one thing after the other of guests whose keeper is not the one that started them: their channels are connections
+// that gVisor forwards, where a word must not lie until another comes. It takes a busy host to lie.
+func TestReattachedChannel(t *testing.T) {
+	e := newGuestEnv(t)
+	ids := make([]warren.SandboxID, 6)
+	for i := range ids {
+		ids[i] = e.create(e.spec())
+	}
+	e.killKeeper()
+	var wg sync.WaitGroup
+	for _, id := range ids {
+		wg.Go(func() {
+			for range 500 {
+				e.do(id, "GET", "/health", "", 204)
+			}
+		})
+	}
+	wg.Wait()
+}
