@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -115,11 +116,12 @@ func BeforeGVisor(args []string) []string {
 		os.Exit(1)
 	}
 	if len(args) > 0 && (args[0] == "runsc-sandbox" || args[0] == "runsc-gofer") {
-		var room int64
-		if memory, _ := limitsOf(args); args[0] == "runsc-sandbox" {
-			room = headroom(memory)
-		}
-		paceGC(room)
+		// A start makes little garbage and has no time for it; it is collected when the sandbox runs.
+		percent := debug.SetGCPercent(-1)
+		time.AfterFunc(500*time.Millisecond, func() {
+			debug.SetGCPercent(percent)
+			debug.FreeOSMemory()
+		})
 	}
 	if len(args) > 0 && args[0] == "runsc-sandbox" {
 		useSeccomp()

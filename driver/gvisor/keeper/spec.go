@@ -158,25 +158,21 @@ func bundleName(instance string, l protocol.Limits) string {
 	return fmt.Sprintf("bundle-%s-%d-%d", instance, l.Memory, l.CPUMillis)
 }
 
-// limitsOf returns the memory and the processors that bundleName put into the arguments of one of gVisor's commands; zeros where there are none.
-func limitsOf(args []string) (memory int64, millis int) {
+// bootArgs returns the arguments of gVisor's boot command with the memory and the processors of the sandbox, as
+// bundleName put them into the bundle's name; other arguments come back as they are.
+func bootArgs(args []string, hostCPUs int) []string {
+	var memory int64
+	var millis int
 	for _, a := range args {
 		if b, ok := strings.CutPrefix(a, "--bundle="); ok {
 			f := strings.Split(filepath.Base(b), "-")
 			if len(f) != 4 {
-				return 0, 0
+				return args
 			}
 			memory, _ = strconv.ParseInt(f[2], 10, 64)
 			millis, _ = strconv.Atoi(f[3])
 		}
 	}
-	return memory, millis
-}
-
-// bootArgs returns the arguments of gVisor's boot command with the memory and the processors of the sandbox, as
-// bundleName put them into the bundle's name; other arguments come back as they are.
-func bootArgs(args []string, hostCPUs int) []string {
-	memory, millis := limitsOf(args)
 	if memory <= 0 || len(args) < 2 {
 		return args
 	}

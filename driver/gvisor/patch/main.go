@@ -58,6 +58,7 @@ var edits = []edit{
 	// See busy.go.
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); busy()`},
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.Restore")`, `log.Debugf("containerManager.Restore"); busy()`},
+	{"runsc/boot/controller.go", `log.Debugf("containerManager.Checkpoint")`, `log.Debugf("containerManager.Checkpoint"); roomy()`},
 	// See clocks.go.
 	{"runsc/boot/loader.go", "tk.SetClocks(time.NewCalibratedClocks(", "tk.SetClocks(calibrated(time.NewCalibratedClocks, "},
 	{"runsc/boot/restore.go", "clocks := time.NewCalibratedClocks(", "clocks := calibrated(time.NewCalibratedClocks, "},
