@@ -18,7 +18,7 @@ const (
 	// more goroutines than the sandbox has processors may run while it starts: all of its tasks begin at once, and several of gVisor's own
 	// goroutines go into system calls for good. Those that Go is told of are noticed by its monitor, which looks every 10 ms, and those that
 	// it is not told of never; until then whatever else could run waits. For long it would be a cost, in memory and in threads that look for work.
-	more = 16
+	more = 4
 	// begun is when a sandbox that was started or restored does what it is there for.
 	begun = time.Second
 )
