@@ -3,12 +3,14 @@
 package gvisor_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -239,6 +241,39 @@ func TestKeeperKilledInSnapshot(t *testing.T) {
 	if _, err := e.d.Snapshot(t.Context(), id, t.TempDir(), false); err != nil {
 		t.Errorf("snapshot after all of that: %v", err)
 	}
+}
+
+// TestThawUnsure lets a sandbox go on of which nobody knows whether it stands still, since its keeper was killed just then, and whose guest does
+// not answer though it runs.
+func TestThawUnsure(t *testing.T) {
+	e := newGuestEnv(t)
+	id := e.create(e.spec())
+	dir := filepath.Join(e.state, "sandboxes", string(id))
+	meta := filepath.Join(dir, "meta.json")
+	was, err := os.ReadFile(meta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The guest answers those who know its token.
+	wrong := regexp.MustCompile(`"token":"[^"]+"`).ReplaceAll(was, []byte(`"token":"wrong"`))
+	if bytes.Equal(wrong, was) {
+		t.Fatalf("no token in %s", was)
+	}
+	write := func(name string, b []byte) {
+		t.Helper()
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.killKeeper()
+	write(meta, wrong)
+	write(filepath.Join(dir, "frozen.changing"), nil)
+	if err := e.d.Thaw(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	e.killKeeper()
+	write(meta, was)
+	e.do(id, "GET", "/health", "", 204)
 }
 
 // flip changes one bit in the largest file of an image.

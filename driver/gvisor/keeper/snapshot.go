@@ -21,9 +21,9 @@ import (
 	"github.com/warren-sandbox/warren/driver/gvisor/internal/protocol"
 )
 
-// frozen says whether a sandbox stands still. gVisor counts stops, and panics when it is asked to end one that was
+// frozen says whether a sandbox stands still. gVisor counts stops, and as it comes panics when it is asked to end one that was
 // not begun; so what is about to change is recorded before and after, and a keeper that finds a change begun looks at
-// the guest first.
+// the guest first. A guest that runs and does not answer looks the same; the gVisor of driver/gvisor/patch ends no more than was begun.
 type frozen string
 
 const (

@@ -64,6 +64,8 @@ var edits = []edit{
 	{"runsc/boot/restore.go", "clocks := time.NewCalibratedClocks(", "clocks := calibrated(time.NewCalibratedClocks, "},
 	// Each of the 20,000 objects of a kernel was timed for a table in a debug log, which was a tenth of all that its save and load took.
 	{"pkg/state/stats.go", "now := gohacks.Nanotime()", "now := s.last"},
+	// To let go on what does not stand still ended the sandbox. A keeper that takes over from one that was killed just then cannot always know.
+	{"pkg/sentry/kernel/kernel.go", "\tk.tasks.EndExternalStop()\n", "\tif k.tasks.isExternallyStopped() {\n\t\tk.tasks.EndExternalStop()\n\t}\n"},
 	// What came, or became free, after a forwarded connection had looked and before it was registered to be told was never noticed: a channel
 	// opened through the guest's port then stood still for good. It looks once more.
 	{"runsc/boot/portforward/portforward_netstack.go", forwardWaits("ReadableEvents"), forwardWaits("ReadableEvents") + "\n\t\t\tres, tcpErr = n.ep.Read(b, tcpip.ReadOptions{})\n\t\t\tcontinue"},
