@@ -56,7 +56,7 @@ var edits = []edit{
 	{"pkg/aio/aio.go", "func newGoQueue(cap, workers int) *GoQueue {", "func newGoQueue(cap, workers int) *GoQueue {\n\tworkers = min(workers, 2*runtime.NumCPU())"},
 	{"pkg/aio/aio.go", "import (\n", "import (\n\t\"runtime\"\n"},
 	// See busy.go.
-	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); busy()`},
+	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); roomy()`},
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.Restore")`, `log.Debugf("containerManager.Restore"); busy()`},
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.Checkpoint")`, `log.Debugf("containerManager.Checkpoint"); roomy()`},
 	// See clocks.go.

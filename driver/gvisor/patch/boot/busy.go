@@ -15,15 +15,17 @@ import (
 )
 
 const (
-	// more goroutines than the sandbox has processors may run while it starts: all of its tasks begin at once, and several of gVisor's own
+	// more goroutines than the sandbox has processors may run when it goes on: all of its tasks begin at once, and several of gVisor's own
 	// goroutines go into system calls for good. Those that Go is told of are noticed by its monitor, which looks every 10 ms, and those that
 	// it is not told of never; until then whatever else could run waits. For long it would be a cost, in memory and in threads that look for work.
+	// Each is a thread that Go makes when it needs it, and a sandbox that has used up its memory just then ends for want of one; so a sandbox that
+	// starts, and may do that at once, has none.
 	more = 4
-	// begun is when a sandbox that was started or restored does what it is there for.
+	// begun is when a sandbox that was started, restored or saved does what it is there for.
 	begun = time.Second
 )
 
-// busy has a sandbox start faster.
+// busy has a sandbox go on faster.
 func busy() {
 	gomaxprocs.Add(more)
 	time.AfterFunc(begun, func() { gomaxprocs.Add(-more) })
