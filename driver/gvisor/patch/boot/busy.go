@@ -59,9 +59,13 @@ func roomy() {
 	}
 	time.AfterFunc(begun, func() {
 		heap.Lock()
-		defer heap.Unlock()
-		if heap.wanted--; heap.wanted == 0 {
+		heap.wanted--
+		over := heap.wanted == 0
+		if over {
 			runtimedebug.SetGCPercent(usual)
+		}
+		heap.Unlock()
+		if over { // without the lock: it takes a while, for which the next checkpoint would wait
 			runtimedebug.FreeOSMemory()
 		}
 	})
