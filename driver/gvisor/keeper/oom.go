@@ -29,6 +29,8 @@ const (
 	oomTime = 5 * time.Second
 	// maxLoans bounds what is lent at a time.
 	maxLoans = 4
+	// oomSlack is what may be left when somebody waits for memory: a large page, and what each processor has set aside.
+	oomSlack = 8 << 20
 )
 
 // oomLoan is what is lent to let the guest act.
@@ -76,7 +78,7 @@ func (k *Keeper) guardMemory(s *sandbox) error {
 		for {
 			// What happened before the watch began, or before this keeper, makes no event.
 			for g.underOOM() {
-				if err := k.relieve(s, g); err != nil {
+				if err := k.relieve(s, g, k.askGuest); err != nil {
 					k.log.Warn("the guest did not free memory; the sandbox is ended", "sandbox", s.id, "error", err)
 					s.mu.Lock()
 					s.outOfMemory = true
@@ -103,10 +105,13 @@ func (g *oomGuard) underOOM() bool {
 	return readKey(filepath.Join(g.dir, "memory.oom_control"), "under_oom") == 1
 }
 
+func (g *oomGuard) usage() int64 { return readInt(filepath.Join(g.dir, "memory.usage_in_bytes")) }
+
 // relieve has the guest kill its largest process, with memory lent for the time. The program that runs away uses the
 // loan too, and once it has all of it the kernel of the sandbox stands still again, so there are several.
-func (k *Keeper) relieve(s *sandbox, g *oomGuard) error {
+func (k *Keeper) relieve(s *sandbox, g *oomGuard, ask func(*sandbox) error) error {
 	limit := s.meta.Limits.Memory + memoryHeadroom(s.meta.Limits.Memory)
+	lent := limit
 	setLimit := func(n int64) error {
 		return os.WriteFile(filepath.Join(g.dir, "memory.limit_in_bytes"), []byte(strconv.FormatInt(n, 10)), 0)
 	}
@@ -118,13 +123,14 @@ func (k *Keeper) relieve(s *sandbox, g *oomGuard) error {
 			return fmt.Errorf("%d loans are used up", loans)
 		}
 		loans++
-		return setLimit(limit + loans*oomLoan(s.meta.Limits.Memory))
+		lent = limit + loans*oomLoan(s.meta.Limits.Memory)
+		return setLimit(lent)
 	}
 	if err := lend(); err != nil {
 		return err
 	}
 	answer := make(chan error, 1)
-	go func() { answer <- k.askGuest(s) }()
+	go func() { answer <- ask(s) }()
 	answered := false
 	var lastErr error
 	for deadline := start.Add(oomTime); time.Now().Before(deadline); {
@@ -139,7 +145,8 @@ func (k *Keeper) relieve(s *sandbox, g *oomGuard) error {
 			return nil
 		case <-time.After(5 * time.Millisecond):
 		}
-		if g.underOOM() {
+		// Whoever waits for memory says so until it has run again, which on a busy host takes longer than to look: only what is used up counts.
+		if g.underOOM() && g.usage() > lent-oomSlack {
 			if err := lend(); err != nil {
 				return err
 			}
