@@ -33,7 +33,7 @@ type pool struct {
 	classes map[string]*class
 	filling bool
 	closed  bool
-	used    time.Time      // when somebody last asked
+	used    time.Time      // when somebody last asked, or was given what he asked for
 	n       int            // classes there have ever been
 	work    sync.WaitGroup // what goes on in the background; nothing is added once closed is set
 }
@@ -56,8 +56,12 @@ type spare struct {
 // maxPooled bounds the entries of all classes together.
 const maxPooled = 64
 
-// quiet is how long the pool waits after it was used: what was asked for goes first.
-const quiet = 200 * time.Millisecond
+// quiet is how long the pool waits after somebody asked, or after what he asked for has begun to run: what was asked for goes first, and then
+// the first commands in it. Where somebody asks all the time it waits no longer than maxQuiet.
+const (
+	quiet    = 200 * time.Millisecond
+	maxQuiet = 5 * quiet
+)
 
 // settle is how long an execution may take after its create to be ready for its mounts; machines that are very busy need seconds.
 const settle = 30 * time.Second
@@ -213,6 +217,13 @@ func (p *pool) takeFrom(c *class) *spare {
 	return nil
 }
 
+// busy has the pool wait: somebody is about to use what has begun to run.
+func (p *pool) busy() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used = time.Now()
+}
+
 // count returns how many entries are ready.
 func (p *pool) count() (n int) {
 	p.mu.Lock()
@@ -249,10 +260,15 @@ func (p *pool) lacking() *class {
 
 // fillOne makes one entry and says whether to go on.
 func (p *pool) fillOne() bool {
-	p.mu.Lock()
-	wait := quiet - time.Since(p.used)
-	p.mu.Unlock()
-	time.Sleep(wait)               // once: where somebody asks all the time it is filled as well
+	for begun := time.Now(); time.Since(begun) < maxQuiet; {
+		p.mu.Lock()
+		wait := quiet - time.Since(p.used)
+		p.mu.Unlock()
+		if wait <= 0 {
+			break
+		}
+		time.Sleep(wait)
+	}
 	if !p.k.starts.TryAcquire(1) { // what was asked for goes first
 		p.mu.Lock()
 		defer p.mu.Unlock()

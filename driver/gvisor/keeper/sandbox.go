@@ -151,6 +151,7 @@ func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.
 	}
 	k.log.Info("created", "sandbox", s.id, "total", time.Since(t0), "pool", s.meta.Container != "")
 	go k.warm()
+	k.pool.busy()
 	k.pool.refill()
 	return s.meta.Container != "", nil
 }
