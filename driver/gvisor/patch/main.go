@@ -24,7 +24,7 @@ import (
 
 const module = "gvisor.dev/gvisor"
 
-//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go
+//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go state/plain.go
 var sources embed.FS
 
 // source is a file of our own, and where it goes.
@@ -34,6 +34,8 @@ var added = []source{
 	{"pgalloc/holes.go", "pkg/sentry/pgalloc/warren_holes.go"},
 	{"boot/busy.go", "runsc/boot/warren_busy.go"},
 	{"boot/clocks.go", "runsc/boot/warren_clocks.go"},
+	{"boot/copier.go", "runsc/boot/warren_copier.go"},
+	{"state/plain.go", "pkg/state/warren_plain.go"},
 }
 
 func (s source) content() []byte {
@@ -59,11 +61,30 @@ var edits = []edit{
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); roomy()`},
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.Restore")`, `log.Debugf("containerManager.Restore"); busy()`},
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.Checkpoint")`, `log.Debugf("containerManager.Checkpoint"); roomy()`},
+	// See copier.go.
+	{"runsc/boot/controller.go", "\t\tstateio.NewPagesFileFDReaderDefault(int32(pagesFile.Release())),", "\t\tnewCopier(int32(pagesFile.Release())),"},
 	// See clocks.go.
 	{"runsc/boot/loader.go", "tk.SetClocks(time.NewCalibratedClocks(", "tk.SetClocks(calibrated(time.NewCalibratedClocks, "},
 	{"runsc/boot/restore.go", "clocks := time.NewCalibratedClocks(", "clocks := calibrated(time.NewCalibratedClocks, "},
 	// Each of the 20,000 objects of a kernel was timed for a table in a debug log, which was a tenth of all that its save and load took.
 	{"pkg/state/stats.go", "now := gohacks.Nanotime()", "now := s.last"},
+	// See plain.go.
+	{"pkg/state/encode.go", "\tstats Stats\n", "\tstats Stats\n\n\tplain map[reflect.Type]plain\n"},
+	{"pkg/state/encode.go", "\t\tes.encodeStruct(obj, dest)\n", "\t\tif !encodePlain(es.plain, obj, how != encodeDefault, dest) {\n\t\t\tes.encodeStruct(obj, dest)\n\t\t}\n"},
+	{"pkg/state/encode.go", "\t\tes.encodeArray(obj, dest)\n", "\t\tif !encodeBytes(obj, dest) {\n\t\t\tes.encodeArray(obj, dest)\n\t\t}\n"},
+	{"pkg/state/decode.go", "\tcase wire.Uint:\n\t\tobj", "\tcase wire.Uint:\n\t\tif obj.Kind() == reflect.Struct {\n\t\t\tdecodeNumber(obj, x)\n\t\t\treturn\n\t\t}\n\t\tobj"},
+	{"pkg/state/decode.go", "\tcase *wire.String:\n", "\tcase *wire.String:\n\t\tif obj.Kind() == reflect.Array {\n\t\t\tdecodeBytes(obj, string(*x))\n\t\t\treturn\n\t\t}\n"},
+	{"pkg/state/state.go", "encodedStructs: make(map[reflect.Value]*wire.Struct),", "encodedStructs: make(map[reflect.Value]*wire.Struct),\n\t\tplain: plainTypes(globalTypeDatabase),"},
+	// A kernel is read byte by byte, each through four readers.
+	{"pkg/state/state.go", "wire.Reader{Reader: r},", "wire.Reader{Reader: r, Bytes: byteReader(r)},"},
+	{"pkg/state/wire/wire.go", "\tbuf [1]byte\n", "\tbuf [1]byte\n\n\t// Bytes is the same reader, if it gives single bytes.\n\tBytes io.ByteReader\n"},
+	{"pkg/state/wire/wire.go", "func (r *Reader) readByte() byte {\n", "func (r *Reader) readByte() byte {\n\tif r.Bytes != nil {\n\t\tb, err := r.Bytes.ReadByte()\n\t\tif err != nil {\n\t\t\tpanic(err)\n\t\t}\n\t\treturn b\n\t}\n"},
+	{"pkg/compressio/nocompressio.go", "// Close implements io.Closer.Close.\nfunc (r *SimpleReader) Close()", singleBytes + "// Close implements io.Closer.Close.\nfunc (r *SimpleReader) Close()"},
+	// The names of all types and their fields were looked at for what only a mistake in gVisor's source can do.
+	{"pkg/state/types.go", "func assertValidType(name string, fields []string) {\n", "func assertValidType(name string, fields []string) {\n\tif !raceEnabled {\n\t\treturn\n\t}\n"},
+	// Threads that wait for each other's system calls look again and again for a while before they sleep, unless that does not pay. To begin with they
+	// did, after two periods of 400 us; ten sandboxes that go on at once on two processors took each other's time so for as long as their first commands ran.
+	{"pkg/sentry/platform/systrap/metrics.go", "fastPathBackoffMin             = 2", "fastPathBackoffMin             = 128"},
 	// To let go on what does not stand still ended the sandbox. A keeper that takes over from one that was killed just then cannot always know.
 	{"pkg/sentry/kernel/kernel.go", "\tk.tasks.EndExternalStop()\n", "\tif k.tasks.isExternallyStopped() {\n\t\tk.tasks.EndExternalStop()\n\t}\n"},
 	// What came, or became free, after a forwarded connection had looked and before it was registered to be told was never noticed: a channel
@@ -71,6 +92,21 @@ var edits = []edit{
 	{"runsc/boot/portforward/portforward_netstack.go", forwardWaits("ReadableEvents"), forwardWaits("ReadableEvents") + "\n\t\t\tres, tcpErr = n.ep.Read(b, tcpip.ReadOptions{})\n\t\t\tcontinue"},
 	{"runsc/boot/portforward/portforward_netstack.go", forwardWaits("WritableEvents"), forwardWaits("WritableEvents") + "\n\t\t\tres, tcpErr = n.ep.Write(&b, tcpip.WriteOptions{Atomic: true})\n\t\t\tcontinue"},
 }
+
+const singleBytes = `// ReadByte implements io.ByteReader.ReadByte.
+func (r *SimpleReader) ReadByte() (byte, error) {
+	if r.h == nil {
+		return r.bin.ReadByte()
+	}
+	var b [1]byte
+	n, err := r.Read(b[:])
+	if n == 0 && err == nil {
+		err = io.ErrNoProgress
+	}
+	return b[0], err // which may be that the hash is wrong
+}
+
+`
 
 func forwardWaits(events string) string {
 	return "waiter." + events + " | waiter.EventIn | waiter.EventHUp | waiter.EventErr)\n\t\t\tn.wq.EventRegister(&e)\n\t\t\tdefer n.wq.EventUnregister(&e)"

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -88,5 +89,31 @@ func TestPatch(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "new-*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestState saves and loads objects with the edited package, whose own tests are not in the module.
+func TestState(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "gvisor")
+	modfile, err := patch(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied, err := filepath.Glob(filepath.Join(dir, "v*"))
+	if err != nil || len(copied) != 1 {
+		t.Fatalf("copies: %v, %v", copied, err)
+	}
+	b, err := os.ReadFile(filepath.Join("testdata", "plain_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(copied[0], "pkg", "state", "warren_plain_test.go"), b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "test", "-count=1", "-vet=off", "-modfile="+modfile, "-run", "TestPlain", "-v", module+"/pkg/state")
+	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestPlainSize") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

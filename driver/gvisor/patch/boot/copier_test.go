@@ -1,0 +1,140 @@
+//go:build linux
+
+package boot
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"gvisor.dev/gvisor/pkg/sentry/memmap"
+	"gvisor.dev/gvisor/pkg/sentry/state/stateio"
+)
+
+func temp(t *testing.T, name string, content []byte) *os.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// TestCopier copies pages to scattered places of two files, one of which its owner closes meanwhile, and one too many.
+func TestCopier(t *testing.T) {
+	const page, pages = 4096, 1000
+	pagesOf := make([]byte, pages*page)
+	for i := range pagesOf {
+		pagesOf[i] = byte(rand.Uint32())
+	}
+	from := temp(t, "pages", pagesOf)
+	fd, err := unix.Dup(int(from.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCopier(int32(fd))
+	if !c.NeedRegisterDestinationFD() {
+		t.Error("it is not told where to write")
+	}
+	const size = 4 * pages * page
+	files, want := make([]*os.File, 2), make([][]byte, 2)
+	into := make([]stateio.DestinationFile, 2)
+	for i := range files {
+		files[i], want[i] = temp(t, "memory", nil), make([]byte, size)
+		if err := files[i].Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		if into[i], err = c.RegisterDestinationFD(int32(files[i].Fd()), size, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := files[1].Name()
+	if err := files[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	// Ranges of 1 to 40 pages with gaps, in jobs of up to 64 pages.
+	var off int64
+	at, expect := []uint64{0, 0}, map[int]uint64{}
+	for off < pages*page {
+		if len(expect) == c.MaxParallel() {
+			t.Fatal("the jobs are too small")
+		}
+		which := rand.IntN(2)
+		var frs []memmap.FileRange
+		total := uint64(0)
+		for total < copyBytes && off+int64(total) < pages*page && len(frs) < c.MaxRanges() {
+			n := min(uint64(1+rand.IntN(40))*page, copyBytes-total, uint64(pages*page-off)-total)
+			at[which] += uint64(rand.IntN(3)) * page
+			fr := memmap.FileRange{Start: at[which], End: at[which] + n}
+			copy(want[which][fr.Start:fr.End], pagesOf[uint64(off)+total:])
+			at[which], total, frs = fr.End, total+n, append(frs, fr)
+		}
+		id := len(expect)
+		expect[id] = total
+		if len(frs) == 1 {
+			c.AddRead(id, off, into[which], frs[0], nil)
+		} else {
+			c.AddReadv(id, off, total, into[which], frs, nil)
+		}
+		off += int64(total)
+	}
+	for len(expect) > 0 {
+		done, err := c.Wait(nil, 1)
+		if err != nil || len(done) == 0 {
+			t.Fatal(done, err)
+		}
+		for _, d := range done {
+			if d.Err != nil || d.N != expect[d.ID] || d.N == 0 {
+				t.Fatalf("job %d: %d bytes of %d, %v", d.ID, d.N, expect[d.ID], d.Err)
+			}
+			delete(expect, d.ID)
+		}
+	}
+	for i, name := range []string{files[0].Name(), path} {
+		got, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want[i]) {
+			t.Errorf("file %d holds something else", i)
+		}
+	}
+
+	// The image ends early: what is missing is an error, and so is a file that cannot be written.
+	c.AddReadv(5, (pages-2)*page, 3*page, into[0], []memmap.FileRange{{Start: 0, End: page}, {Start: 2 * page, End: 4 * page}}, nil)
+	done, err := c.Wait(nil, 1)
+	if err != nil || len(done) != 1 || done[0].ID != 5 || done[0].N != 2*page || !errors.Is(done[0].Err, io.EOF) {
+		t.Errorf("past the end: %+v, %v", done, err)
+	}
+	readOnly, err := os.Open(files[0].Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer readOnly.Close()
+	bad, err := c.RegisterDestinationFD(int32(readOnly.Fd()), size, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.AddRead(6, 0, bad, memmap.FileRange{Start: 0, End: page}, nil)
+	if done, err = c.Wait(nil, 1); err != nil || len(done) != 1 || done[0].N != 0 || !errors.Is(done[0].Err, unix.EBADF) {
+		t.Errorf("a file that cannot be written: %+v, %v", done, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(into[0].(int)), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("a descriptor is left open: %v", err)
+	}
+}
