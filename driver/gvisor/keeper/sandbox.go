@@ -150,10 +150,12 @@ func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.
 		return false, fmt.Errorf("watch the sandbox's memory: %w", err)
 	}
 	k.log.Info("created", "sandbox", s.id, "total", time.Since(t0), "pool", s.meta.Container != "")
-	go k.warm()
+	if pooled = s.meta.Container != ""; !pooled {
+		go k.warm() // the pool makes its own, when nobody waits
+	}
 	k.pool.busy()
 	k.pool.refill()
-	return s.meta.Container != "", nil
+	return pooled, nil
 }
 
 // begin makes a sandbox that runs, from the pool if there is one that fits.

@@ -24,7 +24,7 @@ import (
 
 const module = "gvisor.dev/gvisor"
 
-//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go state/plain.go
+//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go boot/ahead.go state/plain.go
 var sources embed.FS
 
 // source is a file of our own, and where it goes.
@@ -35,6 +35,7 @@ var added = []source{
 	{"boot/busy.go", "runsc/boot/warren_busy.go"},
 	{"boot/clocks.go", "runsc/boot/warren_clocks.go"},
 	{"boot/copier.go", "runsc/boot/warren_copier.go"},
+	{"boot/ahead.go", "runsc/boot/warren_ahead.go"},
 	{"state/plain.go", "pkg/state/warren_plain.go"},
 }
 
@@ -58,9 +59,15 @@ var edits = []edit{
 	{"pkg/aio/aio.go", "func newGoQueue(cap, workers int) *GoQueue {", "func newGoQueue(cap, workers int) *GoQueue {\n\tworkers = min(workers, 2*runtime.NumCPU())"},
 	{"pkg/aio/aio.go", "import (\n", "import (\n\t\"runtime\"\n"},
 	// See busy.go.
-	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); roomy()`},
-	{"runsc/boot/controller.go", `log.Debugf("containerManager.Restore")`, `log.Debugf("containerManager.Restore"); busy()`},
+	{"runsc/boot/controller.go", `log.Debugf("containerManager.StartRoot, cid: %s", *cid)`, `log.Debugf("containerManager.StartRoot, cid: %s", *cid); asked.Store(true); roomy()`},
+	{"runsc/boot/controller.go", `log.Debugf("containerManager.Restore")`, `log.Debugf("containerManager.Restore"); asked.Store(true); busy()`},
 	{"runsc/boot/controller.go", `log.Debugf("containerManager.Checkpoint")`, `log.Debugf("containerManager.Checkpoint"); roomy()`},
+	// See ahead.go.
+	{"runsc/boot/loader.go", "func (l *Loader) WaitForStartSignal() {\n", "func (l *Loader) WaitForStartSignal() {\n" + workAhead},
+	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\tl.PreSeccompCallback = func() {\n", "\t\tl.PreSeccompCallback = sync.OnceFunc(func() {\n"},
+	{"runsc/cmd/sentry/sentrycmd/boot.go", "UmountProc(b.procMountSyncFD)\n\t\t\t}\n\t\t}\n", "UmountProc(b.procMountSyncFD)\n\t\t\t}\n\t\t})\n"},
+	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\"strings\"\n", "\t\"strings\"\n\t\"sync\"\n"},
+	{"pkg/sentry/platform/systrap/systrap.go", "// NewContext returns an interruptible platformContext.\n", prepareStubs + "// NewContext returns an interruptible platformContext.\n"},
 	// See copier.go.
 	{"runsc/boot/controller.go", "\t\tstateio.NewPagesFileFDReaderDefault(int32(pagesFile.Release())),", "\t\tnewCopier(int32(pagesFile.Release())),"},
 	// See clocks.go.
@@ -104,6 +111,38 @@ func (r *SimpleReader) ReadByte() (byte, error) {
 		err = io.ErrNoProgress
 	}
 	return b[0], err // which may be that the hash is wrong
+}
+
+`
+
+const workAhead = `	platform := l.k.Platform
+	ahead(func(func() bool) {
+		if l.PreSeccompCallback != nil {
+			l.PreSeccompCallback()
+		}
+	}, func(more func() bool) {
+		if p, ok := platform.(interface{ Prepare(int, func() bool) error }); ok {
+			if err := p.Prepare(stubs, more); err != nil {
+				log.Warningf("Cannot prepare address spaces: %v", err)
+			}
+		}
+	})
+`
+
+const prepareStubs = `// Prepare makes address spaces for those who will need them, as long as there are to be more. Another is made before the last one
+// is given away, which would be taken for it.
+func (p *Systrap) Prepare(n int, more func() bool) error {
+	for range n {
+		if !more() {
+			break
+		}
+		s, err := newSubprocess(globalPool.source.createStub, p.memoryFile, true)
+		if err != nil {
+			return err
+		}
+		defer s.Release()
+	}
+	return nil
 }
 
 `
