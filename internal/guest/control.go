@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/warren-sandbox/warren/internal/guest/lifecycle"
 	"github.com/warren-sandbox/warren/internal/guest/memory"
+	"github.com/warren-sandbox/warren/internal/guest/small"
 	"github.com/warren-sandbox/warren/internal/guest/wire"
 )
 
@@ -72,8 +72,8 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 			httpError(w, http.StatusBadRequest, wire.AsError(err).Message)
 			return
 		}
-		if s.cfg.ReapOrphans {
-			// A home that cannot be furnished is no reason to have no sandbox.
+		if s.cfg.ReapOrphans && !lifecycle.Again(req.Event) {
+			// A home that cannot be furnished is no reason to have no sandbox. One that was there before has been.
 			_ = furnish(u, "/etc/skel")
 		}
 	}
@@ -260,12 +260,7 @@ type bufferedConn struct {
 func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
 // readSmall reads a file of /proc or /sys, at most limit bytes of it.
-func readSmall(path string, limit int64) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	data, _ := io.ReadAll(io.LimitReader(f, limit))
+func readSmall(path string, limit int) string {
+	data, _ := small.Read(path, limit)
 	return string(data)
 }

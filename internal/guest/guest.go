@@ -275,21 +275,6 @@ func (s *Server) user(name string) (*account.User, error) {
 	return u, nil
 }
 
-// fallbackDir returns the first of dir, the user's home and / that the user can enter.
-func (s *Server) fallbackDir(u *account.User, dir string) string {
-	found := "/"
-	_ = u.Do(func() error {
-		for _, d := range []string{dir, u.Home} {
-			if st, err := os.Stat(d); err == nil && st.IsDir() {
-				found = d
-				return nil
-			}
-		}
-		return nil
-	})
-	return found
-}
-
 // environ builds the environment of a process, later sources replacing earlier ones.
 func (s *Server) environ(u *account.User, extra map[string]string) []string {
 	st := s.get()

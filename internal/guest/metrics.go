@@ -20,8 +20,9 @@ type cpuSample struct {
 
 // cpuMeter remembers the last sample, from which the next one tells the use in between.
 type cpuMeter struct {
-	mu   sync.Mutex
-	last cpuSample
+	mu      sync.Mutex
+	last    cpuSample
+	forgets bool // the last sample says nothing of the next one
 }
 
 // parseCPU reads the first line of /proc/stat.
@@ -47,14 +48,14 @@ func parseCPU(stat string) (busy, total uint64) {
 	return busy, total
 }
 
-// percent returns the use of all processors since the last call; the first call measures since the start.
+// percent returns the use of all processors since the last call; the first call measures since the start, and the first after a reset nothing.
 func (m *cpuMeter) percent() float64 {
 	busy, total := parseCPU(readSmall("/proc/stat", 64<<10))
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	dt, db := total-m.last.total, busy-m.last.busy
-	m.last = cpuSample{busy: busy, total: total, at: time.Now()}
-	if dt == 0 || dt > 1<<62 || db > dt {
+	dt, db, forgets := total-m.last.total, busy-m.last.busy, m.forgets
+	m.last, m.forgets = cpuSample{busy: busy, total: total, at: time.Now()}, false
+	if forgets || dt == 0 || dt > 1<<62 || db > dt {
 		return 0
 	}
 	return float64(db) / float64(dt) * 100
@@ -68,12 +69,11 @@ func busyMillis() uint64 {
 	return busy * tick
 }
 
-// reset begins to count afresh: after a restore the counters may be another machine's.
+// reset begins to count afresh when it is asked next: after a restore the counters may be another machine's.
 func (m *cpuMeter) reset() {
-	busy, total := parseCPU(readSmall("/proc/stat", 64<<10))
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.last = cpuSample{busy: busy, total: total, at: time.Now()}
+	m.forgets = true
 }
 
 // parseMeminfo returns the values of /proc/meminfo in bytes.

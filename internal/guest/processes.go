@@ -30,15 +30,16 @@ func processError(err error) error {
 	return err
 }
 
-// workDir resolves the working directory of a process: the request's, else the sandbox's, else the user's home.
-func (s *Server) workDir(u *account.User, cwd string) (string, error) {
+// workDir resolves the working directory of a process: the request's, else the sandbox's, else the user's home. What nobody asked for need not be
+// there: there are others then.
+func (s *Server) workDir(u *account.User, cwd string) (dir string, others []string, err error) {
 	explicit := cwd != ""
 	if !explicit {
 		cwd = s.get().dir
 	}
 	switch {
 	case strings.IndexByte(cwd, 0) >= 0:
-		return "", wire.Errorf(wire.InvalidArgument, "cwd holds a zero byte")
+		return "", nil, wire.Errorf(wire.InvalidArgument, "cwd holds a zero byte")
 	case cwd == "" || cwd == "~":
 		cwd = u.Home
 	case strings.HasPrefix(cwd, "~/"):
@@ -47,9 +48,19 @@ func (s *Server) workDir(u *account.User, cwd string) (string, error) {
 		cwd = filepath.Join(u.Home, cwd)
 	}
 	if explicit {
-		return cwd, nil
+		return cwd, nil, nil
 	}
-	return s.fallbackDir(u, cwd), nil
+	return cwd, []string{u.Home, "/"}, nil
+}
+
+// dirNow is the working directory of a process that starts now.
+func (s *Server) dirNow(u *account.User, cwd string) (string, error) {
+	dir, others, err := s.workDir(u, cwd)
+	if err != nil || others == nil {
+		return dir, err
+	}
+	dir, err = process.FirstDir(u, append([]string{dir}, others...))
+	return dir, processError(err)
 }
 
 // start starts what a request asks for.
@@ -64,12 +75,12 @@ func (s *Server) start(u *account.User, req *wire.StartRequest) (*process.Proces
 	if req.Process.Cwd != nil {
 		cwd = *req.Process.Cwd
 	}
-	dir, err := s.workDir(u, cwd)
+	dir, others, err := s.workDir(u, cwd)
 	if err != nil {
 		return nil, err
 	}
 	spec := process.Spec{
-		Cmd: req.Process.Cmd, Args: req.Process.Args, Env: s.environ(u, req.Process.Envs), Dir: dir, User: u,
+		Cmd: req.Process.Cmd, Args: req.Process.Args, Env: s.environ(u, req.Process.Envs), Dir: dir, OtherDirs: others, User: u,
 		Stdin: req.Stdin == nil || *req.Stdin, Label: req.Process,
 	}
 	if req.Tag != nil {

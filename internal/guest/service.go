@@ -162,7 +162,7 @@ func (s *Server) openSession(c *call, req *wire.OpenSessionRequest) (*wire.OpenS
 	if err := checkEnv(req.Envs); err != nil {
 		return nil, err
 	}
-	dir, err := s.workDir(c.user, req.Cwd)
+	dir, err := s.dirNow(c.user, req.Cwd)
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func (s *Server) startService(spec service.Spec, command []string, hidden bool) 
 	if err != nil {
 		return nil, err
 	}
-	dir, err := s.workDir(u, spec.Dir)
+	dir, err := s.dirNow(u, spec.Dir)
 	if err != nil {
 		return nil, err
 	}

@@ -18,8 +18,8 @@ import (
 //
 // When the guest is not root it can act as nobody but itself, and Do as another user fails with EPERM.
 func (u *User) Do(f func() error) error {
-	if me := os.Geteuid(); me != 0 {
-		if uint32(me) != u.UID {
+	if self != 0 {
+		if uint32(self) != u.UID {
 			return fmt.Errorf("act as user %s: %w", u.Name, syscall.EPERM)
 		}
 		return f()
@@ -40,6 +40,9 @@ func (u *User) Do(f func() error) error {
 	must("seteuid", setIDs(unix.SYS_SETRESUID, u.UID))
 	return f()
 }
+
+// self is who the guest is, which never changes but inside Do.
+var self = os.Geteuid()
 
 // rootGroups are the groups that the guest itself has.
 var rootGroups = func() []uint32 {

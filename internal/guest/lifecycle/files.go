@@ -2,13 +2,13 @@ package lifecycle
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/guest/small"
 )
 
 // Files are the files by which software inside knows which sandbox it is in.
@@ -26,13 +26,19 @@ func (f Files) Write(e Event) error {
 	if f.Dir == "" {
 		return nil
 	}
-	if err := f.make(); err != nil {
-		return err
+	put := create // a start is when nobody reads yet, and when time matters
+	if Again(e.Name) {
+		put = replace
 	}
-	err := errors.Join(
-		replace(filepath.Join(f.Dir, "sandbox-id"), e.SandboxID+"\n"),
-		replace(filepath.Join(f.Dir, "boot-id"), NewUUID()+"\n"),
-	)
+	id := filepath.Join(f.Dir, "sandbox-id")
+	err := put(id, e.SandboxID+"\n")
+	if errors.Is(err, os.ErrNotExist) {
+		if err := f.make(); err != nil {
+			return err
+		}
+		err = put(id, e.SandboxID+"\n")
+	}
+	err = errors.Join(err, put(filepath.Join(f.Dir, "boot-id"), NewUUID()+"\n"))
 	return errors.Join(err, overwrite(filepath.Join(f.Dir, "generation"), e.Generation+"\n"))
 }
 
@@ -51,29 +57,30 @@ func (f Files) make() error {
 	return os.Chmod(f.Dir, 0o755)
 }
 
+// create makes a file with its content, or replaces the one that is there.
+func create(path, content string) error {
+	err := small.Write(path, unix.O_CREAT|unix.O_EXCL, 0o644, []byte(content))
+	if errors.Is(err, os.ErrExist) {
+		return replace(path, content)
+	}
+	return err
+}
+
 // replace gives a file its content at once.
 func replace(path, content string) error {
-	// A start is when nobody reads yet, and when time matters.
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err == nil {
-		_, err = f.WriteString(content)
-		return errors.Join(err, f.Close())
-	}
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {
+	if err := small.Write(tmp, unix.O_CREAT|unix.O_TRUNC, 0o644, []byte(content)); err != nil {
 		return err
 	}
-	return os.Rename(tmp, path)
+	if err := unix.Rename(tmp, path); err != nil {
+		return &os.LinkError{Op: "rename", Old: tmp, New: path, Err: err}
+	}
+	return nil
 }
 
 // overwrite writes a file of constant length in place.
 func overwrite(path, content string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt([]byte(content), 0)
-	return errors.Join(err, f.Close())
+	return small.Write(path, unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644, []byte(content))
 }
 
 // Names sets the host name where files have it.
@@ -92,8 +99,9 @@ const maxHosts = 1 << 20
 // Names that nobody gave it stay. Files are written in place: a container has them mounted.
 func (n Names) Set(name string, before ...string) error {
 	old := map[string]bool{}
-	if text, err := readRegular(n.Hostname, 256); err == nil {
-		before = append(before, strings.TrimSpace(text))
+	had, readErr := small.ReadRegular(n.Hostname, 256)
+	if readErr == nil {
+		before = append(before, strings.TrimSpace(string(had)))
 	}
 	for _, b := range before {
 		if b != "" && b != "localhost" && b != name {
@@ -102,15 +110,15 @@ func (n Names) Set(name string, before ...string) error {
 	}
 	var errs []error
 	if len(old) > 0 {
-		if hosts, err := readRegular(n.Hosts, maxHosts); err == nil {
-			if text := rename(hosts, old, name); text != hosts {
+		if hosts, err := small.ReadRegular(n.Hosts, maxHosts); err == nil {
+			if text := rename(string(hosts), old, name); text != string(hosts) {
 				errs = append(errs, rewrite(n.Hosts, text))
 			}
 		} else if !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
-	if text, err := readRegular(n.Hostname, 256); err != nil || text != name+"\n" {
+	if readErr != nil || string(had) != name+"\n" {
 		errs = append(errs, rewrite(n.Hostname, name+"\n"))
 	}
 	return errors.Join(errs...)
@@ -142,30 +150,7 @@ func rename(hosts string, old map[string]bool, name string) string {
 	return b.String()
 }
 
-// readRegular reads a file of at most limit bytes. What is no file, such as a pipe without a writer, would hold the guest.
-func readRegular(path string, limit int64) (string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	if !st.Mode().IsRegular() || st.Size() > limit {
-		return "", fmt.Errorf("%s is no file of at most %d bytes", path, limit)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, limit))
-	return string(data), err
-}
-
 // rewrite gives a file another content in place.
 func rewrite(path, content string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NONBLOCK, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = io.WriteString(f, content)
-	return errors.Join(err, f.Close())
+	return small.Write(path, unix.O_CREAT|unix.O_TRUNC|unix.O_NONBLOCK, 0o644, []byte(content))
 }

@@ -11,10 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/warren-sandbox/warren/internal/guest/small"
 )
 
 // HookDir is where the image has its hooks, in the directories fork.d and resume.d.
@@ -187,10 +188,5 @@ func Stir(entropy []byte) {
 	if len(entropy) == 0 {
 		return
 	}
-	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY|syscall.O_NOCTTY, 0)
-	if err != nil {
-		return
-	}
-	_, _ = f.Write(entropy)
-	f.Close()
+	_ = small.Write("/dev/urandom", 0, 0, entropy)
 }

@@ -5,7 +5,6 @@ package memory
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -13,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/warren-sandbox/warren/internal/guest/small"
 )
 
 // Process is what the guard knows of a process.
@@ -69,8 +70,12 @@ const (
 // SetLimit sets the limit in bytes; 0 means none.
 func (g *Guard) SetLimit(bytes int64) {
 	g.mu.Lock()
+	same := g.limit == bytes
 	g.limit = bytes
 	g.mu.Unlock()
+	if same {
+		return
+	}
 	select {
 	case g.wake <- struct{}{}:
 	default:
@@ -228,12 +233,7 @@ func meminfo(data, name string) int64 {
 }
 
 func readFile(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	data, _ := io.ReadAll(io.LimitReader(f, 1<<20)) // what can be read counts
+	data, _ := small.Read(path, 1<<20) // what can be read counts
 	return string(data)
 }
 

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warren-sandbox/warren/internal/guest/account"
 )
 
@@ -32,9 +34,11 @@ type Spec struct {
 	Cmd  string
 	Args []string
 	// Env is the whole environment, as KEY=VALUE.
-	Env  []string
-	Dir  string
-	User *account.User
+	Env []string
+	Dir string
+	// OtherDirs are taken in their order if Dir is no directory that the user can enter.
+	OtherDirs []string
+	User      *account.User
 	// PTY, when set, gives the process a terminal of that size.
 	PTY *Size
 	// Stdin keeps the standard input open for [Process.Write]; else the process reads an empty file. A terminal always takes input.
@@ -90,11 +94,34 @@ const (
 	settleBytes = 8 << 20
 )
 
-// lookPath finds a command as the user would.
-func lookPath(s *Spec) (string, error) {
-	if s.Cmd == "" || strings.IndexByte(s.Cmd, 0) >= 0 {
-		return "", fmt.Errorf("%w: no command", ErrInvalid)
+// FirstDir returns the first directory that the user can enter. An error is about the first of all.
+func FirstDir(u *account.User, dirs []string) (dir string, err error) {
+	err = u.Do(func() error {
+		dir, err = firstDir(dirs)
+		return err
+	})
+	return dir, err
+}
+
+func firstDir(dirs []string) (string, error) {
+	var first error
+	for _, dir := range dirs {
+		st, err := os.Stat(dir)
+		switch {
+		case err == nil && st.IsDir():
+			return dir, nil
+		case first != nil:
+		case errors.Is(err, syscall.EACCES):
+			first = fmt.Errorf("%w: cwd %q: permission denied", ErrInvalid, dir)
+		default:
+			first = fmt.Errorf("%w: cwd %q does not exist", ErrInvalid, dir)
+		}
 	}
+	return "", first
+}
+
+// lookPath finds the directory and the command as the user would.
+func lookPath(s *Spec) (string, error) {
 	var path string
 	for _, e := range s.Env {
 		if v, ok := strings.CutPrefix(e, "PATH="); ok {
@@ -103,12 +130,11 @@ func lookPath(s *Spec) (string, error) {
 	}
 	var found, denied string
 	err := s.User.Do(func() error {
-		if st, err := os.Stat(s.Dir); err != nil || !st.IsDir() {
-			if errors.Is(err, syscall.EACCES) {
-				return fmt.Errorf("%w: cwd %q: permission denied", ErrInvalid, s.Dir)
-			}
-			return fmt.Errorf("%w: cwd %q does not exist", ErrInvalid, s.Dir)
+		dir, err := firstDir(append([]string{s.Dir}, s.OtherDirs...))
+		if err != nil {
+			return err
 		}
+		s.Dir = dir
 		if strings.Contains(s.Cmd, "/") {
 			found = s.Cmd
 			return nil
@@ -141,23 +167,35 @@ func lookPath(s *Spec) (string, error) {
 
 // start starts the process; done is called once, when it has ended and its output is complete.
 func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error) {
-	path, err := lookPath(&s)
-	if err != nil {
-		return nil, err
+	if s.Cmd == "" || strings.IndexByte(s.Cmd, 0) >= 0 {
+		return nil, fmt.Errorf("%w: no command", ErrInvalid)
+	}
+	// A command that is a path is tried as it is: to look at it and the directory as the user takes ten times as many system calls as to find
+	// out, and only tells better what is wrong.
+	path, looked := s.Cmd, false
+	look := func() (err error) {
+		looked = true
+		path, err = lookPath(&s)
+		return err
+	}
+	if !strings.Contains(path, "/") {
+		if err := look(); err != nil {
+			return nil, err
+		}
 	}
 	p := &Process{Spec: s, Output: out, reaper: r, ended: make(chan struct{}), writing: make(chan struct{}, 1),
 		reached: make(map[*os.File]int)}
 	p.writing <- struct{}{}
 	attr := &syscall.ProcAttr{Dir: s.Dir, Env: s.Env, Sys: &syscall.SysProcAttr{}}
-	if os.Geteuid() == 0 {
+	if self == 0 {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID, Groups: s.User.Groups}
-	} else if uint32(os.Geteuid()) != s.User.UID {
+	} else if uint32(self) != s.User.UID {
 		return nil, fmt.Errorf("start as user %s: %w", s.User.Name, syscall.EPERM)
 	}
 	child, kinds, err := p.wire(attr)
 	defer func() {
-		for _, f := range child {
-			f.Close()
+		for _, fd := range child {
+			syscall.Close(fd)
 		}
 	}()
 	if err == nil {
@@ -168,7 +206,18 @@ func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error
 		p.mu.Lock() // exited waits until the streams are being read
 		defer p.mu.Unlock()
 		p.Started = time.Now()
-		p.child, err = r.spawn(path, append([]string{s.Cmd}, s.Args...), attr, func(ws syscall.WaitStatus) { p.exited(ws, done) })
+		spawn := func() (err error) {
+			p.child, err = r.spawn(path, append([]string{s.Cmd}, s.Args...), attr, func(ws syscall.WaitStatus) { p.exited(ws, done) })
+			return err
+		}
+		if err = spawn(); err != nil && !looked {
+			if why := look(); why != nil {
+				err = why
+			} else if s.Dir != attr.Dir {
+				attr.Dir, p.Spec = s.Dir, s
+				err = spawn()
+			}
+		}
 	}
 	if err != nil {
 		for _, f := range p.streams {
@@ -179,6 +228,9 @@ func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error
 		}
 		if errors.Is(err, syscall.EAGAIN) {
 			return nil, fmt.Errorf("%w: start %q: the sandbox has reached its limit%s; end some with `warren kill`, or begin afresh with `warren restart`", ErrTooMany, s.Cmd, limit())
+		}
+		if errors.Is(err, ErrInvalid) {
+			return nil, err
 		}
 		return nil, fmt.Errorf("%w: start %q: %w", ErrInvalid, s.Cmd, err)
 	}
@@ -199,46 +251,65 @@ func limit() string {
 	return fmt.Sprintf(" of %d processes", l.Cur)
 }
 
-// wire makes the pipes or the terminal of the process. It returns the child's ends, and the kind of each stream.
-func (p *Process) wire(attr *syscall.ProcAttr) (child []*os.File, kinds []Kind, err error) {
+// self is who the guest is.
+var self = os.Geteuid()
+
+// wire makes the pipes or the terminal of the process. It returns the child's ends, which the caller closes, and the kind of each stream.
+func (p *Process) wire(attr *syscall.ProcAttr) (child []int, kinds []Kind, err error) {
 	if p.Spec.PTY != nil {
 		master, slave, err := openPTY(p.Spec.User, *p.Spec.PTY)
 		if err != nil {
 			return nil, nil, err
 		}
-		fd := slave.Fd()
+		fd := uintptr(slave)
 		attr.Files = []uintptr{fd, fd, fd}
 		attr.Sys.Setsid, attr.Sys.Setctty, attr.Sys.Ctty = true, true, 0
 		p.streams, p.stdin = []*os.File{master}, nil
-		return []*os.File{slave}, []Kind{Terminal}, nil
+		return []int{slave}, []Kind{Terminal}, nil
 	}
 	// A session of its own: the guest has no terminal to lose, and a group to signal comes with it.
 	attr.Sys.Setsid = true
-	var in *os.File
+	in, err := devNull()
 	if p.Spec.Stdin {
-		in, p.stdin, err = pipe()
-	} else {
-		in, err = os.Open(os.DevNull)
+		in, p.stdin, err = pipe(1)
+		child = append(child, in)
 	}
 	if err != nil {
-		return child, nil, err
+		return nil, nil, err
 	}
-	child = append(child, in)
-	attr.Files = []uintptr{in.Fd()}
+	attr.Files = []uintptr{uintptr(in)}
 	for range 2 {
-		r, w, err := pipe()
+		w, r, err := pipe(0)
 		if err != nil {
 			return child, nil, err
 		}
 		child = append(child, w)
 		p.streams = append(p.streams, r)
-		attr.Files = append(attr.Files, w.Fd())
+		attr.Files = append(attr.Files, uintptr(w))
 	}
 	return child, []Kind{Stdout, Stderr}, nil
 }
 
-// pipe returns a pipe. Ends that are handed to a process are made blocking by their Fd method.
-func pipe() (r, w *os.File, err error) { return os.Pipe() }
+// pipe returns a pipe: one end, 0 to read from or 1 to write to, for the guest, and the other to be handed to a process, for which it has to be
+// blocking. [os.Pipe] takes twice as many system calls for it.
+func pipe(end int) (theirs int, own *os.File, err error) {
+	var fds [2]int
+	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+		return -1, nil, os.NewSyscallError("pipe2", err)
+	}
+	flags := syscall.O_NONBLOCK | [2]int{syscall.O_RDONLY, syscall.O_WRONLY}[end]
+	if _, err := unix.FcntlInt(uintptr(fds[end]), syscall.F_SETFL, flags); err != nil {
+		syscall.Close(fds[0])
+		syscall.Close(fds[1])
+		return -1, nil, os.NewSyscallError("fcntl", err)
+	}
+	return fds[1-end], os.NewFile(uintptr(fds[end]), "|"), nil
+}
+
+// devNull is a descriptor of an empty file, which is never closed.
+var devNull = sync.OnceValues(func() (int, error) {
+	return syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+})
 
 // buffers for reading output; they are not held while a process is silent.
 var buffers = sync.Pool{New: func() any { return new([chunkBytes]byte) }}

@@ -11,10 +11,10 @@ import (
 )
 
 // openPTY makes a terminal that belongs to the user.
-func openPTY(u *account.User, size Size) (master, slave *os.File, err error) {
+func openPTY(u *account.User, size Size) (master *os.File, slave int, err error) {
 	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open a terminal: %w", err)
+		return nil, -1, fmt.Errorf("open a terminal: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -30,19 +30,19 @@ func openPTY(u *account.User, size Size) (master, slave *os.File, err error) {
 		return err
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("open a terminal: %w", err)
+		return nil, -1, fmt.Errorf("open a terminal: %w", err)
 	}
 	if err = setSize(master, size); err != nil {
-		return nil, nil, err
+		return nil, -1, err
 	}
-	slave, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0)
+	slave, err = unix.Open("/dev/pts/"+strconv.Itoa(n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open a terminal: %w", err)
+		return nil, -1, fmt.Errorf("open a terminal: %w", err)
 	}
 	// Programs such as sudo, ssh and tmux open the terminal by name. Not every kernel lets its owner be changed.
-	if os.Geteuid() == 0 {
-		_ = slave.Chown(int(u.UID), int(u.GID))
-		_ = slave.Chmod(0o620)
+	if self == 0 {
+		_ = unix.Fchown(slave, int(u.UID), int(u.GID))
+		_ = unix.Fchmod(slave, 0o620)
 	}
 	return master, slave, nil
 }
