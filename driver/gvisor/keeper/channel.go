@@ -134,13 +134,20 @@ func (c *channel) reset(s *yamux.Stream) {
 	s.Shrink()
 }
 
-// frameConn is a connection that carries yamux frames and can send one of its own between two others.
+// frameConn is a connection that carries yamux frames and can send one of its own between two others. It writes a frame at once where yamux
+// writes its header and its body, which would wake the sandbox twice.
 type frameConn struct {
 	net.Conn
 	mu   sync.Mutex
-	body uint32   // how much of the current frame's body is still to come
-	todo [][]byte // frames to send before the next one
+	body uint32            // how much of the current frame's body is still to come
+	head [yamuxHeader]byte // of that frame, not yet written
+	kept bool              // whether head is
+	buf  []byte            // for a frame, reused
+	todo [][]byte          // frames to send before the next one
 }
+
+// joinedSize is up to which size a header and a body are put together.
+const joinedSize = 16 << 10
 
 const (
 	yamuxHeader     = 12
@@ -153,22 +160,33 @@ const (
 func (f *frameConn) Write(b []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.body > 0 {
-		n, err := f.Conn.Write(b)
-		f.body -= min(f.body, uint32(n))
-		if err == nil {
-			err = f.flush()
+	if f.body == 0 && len(b) == yamuxHeader && b[1] == yamuxDataFrames {
+		if f.body = binary.BigEndian.Uint32(b[8:]); f.body > 0 {
+			copy(f.head[:], b)
+			f.kept = true
+			return len(b), nil
 		}
-		return n, err
 	}
-	n, err := f.Conn.Write(b)
-	if err == nil && len(b) == yamuxHeader && b[1] == yamuxDataFrames {
-		f.body = binary.BigEndian.Uint32(b[8:])
+	if err := f.send(b); err != nil {
+		return 0, err
 	}
-	if err == nil {
-		err = f.flush()
+	f.body -= min(f.body, uint32(len(b)))
+	return len(b), f.flush()
+}
+
+// send writes b, behind the header that was kept.
+func (f *frameConn) send(b []byte) error {
+	if f.kept {
+		f.kept = false
+		if len(b) <= joinedSize {
+			f.buf = append(append(f.buf[:0], f.head[:]...), b...)
+			b = f.buf
+		} else if _, err := f.Conn.Write(f.head[:]); err != nil {
+			return err
+		}
 	}
-	return n, err
+	_, err := f.Conn.Write(b)
+	return err
 }
 
 func (f *frameConn) flush() error {

@@ -64,7 +64,7 @@ func Serve(conn io.ReadWriteCloser, c Config) error {
 	if c.Dial == nil {
 		c.Dial = DialLoopback
 	}
-	session, err := yamux.Server(conn, YamuxConfig())
+	session, err := yamux.Server(&frameConn{ReadWriteCloser: conn}, YamuxConfig())
 	if err != nil {
 		return err
 	}

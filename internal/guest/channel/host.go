@@ -111,13 +111,20 @@ func (c *Conn) Close() error {
 
 var _ net.Conn = (*Conn)(nil)
 
-// frameConn is a connection that carries yamux frames and can send one of its own between two others.
+// frameConn is a connection that carries yamux frames and can send one of its own between two others. It writes a frame at once where yamux
+// writes its header and its body, which would wake the other end twice.
 type frameConn struct {
 	io.ReadWriteCloser
 	mu   sync.Mutex
-	body uint32   // how much of the current frame's body is still to come
-	todo [][]byte // frames to send before the next one
+	body uint32            // how much of the current frame's body is still to come
+	head [yamuxHeader]byte // of that frame, not yet written
+	kept bool              // whether head is
+	buf  []byte            // for a frame, reused
+	todo [][]byte          // frames to send before the next one
 }
+
+// joinedSize is up to which size a header and a body are put together.
+const joinedSize = 16 << 10
 
 const (
 	yamuxHeader     = 12
@@ -133,16 +140,33 @@ const (
 func (f *frameConn) Write(b []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n, err := f.ReadWriteCloser.Write(b)
-	if err != nil {
-		return n, err
+	if f.body == 0 && len(b) == yamuxHeader && b[1] == yamuxDataFrame {
+		if f.body = binary.BigEndian.Uint32(b[yamuxBodySizeAt:]); f.body > 0 {
+			copy(f.head[:], b)
+			f.kept = true
+			return len(b), nil
+		}
 	}
-	if f.body > 0 {
-		f.body -= min(f.body, uint32(n))
-	} else if len(b) == yamuxHeader && b[1] == yamuxDataFrame {
-		f.body = binary.BigEndian.Uint32(b[yamuxBodySizeAt:])
+	if err := f.send(b); err != nil {
+		return 0, err
 	}
-	return n, f.flush()
+	f.body -= min(f.body, uint32(len(b)))
+	return len(b), f.flush()
+}
+
+// send writes b, behind the header that was kept.
+func (f *frameConn) send(b []byte) error {
+	if f.kept {
+		f.kept = false
+		if len(b) <= joinedSize {
+			f.buf = append(append(f.buf[:0], f.head[:]...), b...)
+			b = f.buf
+		} else if _, err := f.ReadWriteCloser.Write(f.head[:]); err != nil {
+			return err
+		}
+	}
+	_, err := f.ReadWriteCloser.Write(b)
+	return err
 }
 
 func (f *frameConn) flush() error {
