@@ -530,6 +530,11 @@ func (m *making) build(ctx context.Context) error {
 	if err := fpCreateIntent.Hit(); err != nil {
 		return err
 	}
+	if m.from != nil {
+		if err := m.from.instant.wait(ctx); err != nil {
+			return err
+		}
+	}
 	if m.standby != nil {
 		if err := m.wake(ctx); err != nil {
 			m.asleep = ctx.Err() == nil // else it was cut short

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/failpoint"
@@ -40,6 +42,34 @@ type origin struct {
 	group string
 	// operator says with whose rights the mounts were allowed.
 	operator bool
+	// instant, when set, is what is waited for before anything of the snapshot's files is used.
+	instant *instant
+}
+
+// instant is the taking of a fork's snapshot. What its children need beside it is made ready meanwhile.
+type instant struct {
+	over    chan struct{}
+	stopped time.Duration
+	err     error
+}
+
+// end says that the snapshot is there, or will not be.
+func (i *instant) end(stopped time.Duration, err error) {
+	i.stopped, i.err = stopped, err
+	close(i.over)
+}
+
+// wait waits until the snapshot is there.
+func (i *instant) wait(ctx context.Context) error {
+	if i == nil {
+		return nil
+	}
+	select {
+	case <-i.over:
+		return i.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // parent is the snapshot in whose place the child stands in the tree.
@@ -179,8 +209,19 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 	if err != nil {
 		return nil, err
 	}
-	snap, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, transient: true, tell: tell})
+	// The children are put on record, and their network cards and budgets made ready, while the source stands still.
+	shot := &instant{over: make(chan struct{})}
+	var res *ForkResult
+	var made errgroup.Group
+	snap, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, transient: true, tell: tell, intended: func(p *snapshot) {
+		made.Go(func() (err error) {
+			res, err = e.children(ctx, c, sb, p, r, names, shot, tell)
+			return err
+		})
+	}})
 	if err != nil {
+		shot.end(0, err)
+		_ = made.Wait() // which fails as the snapshot did
 		err = e.cut(ctx, "fork", sb, err)
 		e.finish(sb, op, err)
 		return nil, err
@@ -202,10 +243,11 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 		}
 		fpForkDropped.Hit()
 	}()
-	if err := fpForkTaken.Hit(); err != nil {
+	shot.end(stopped, fpForkTaken.Hit())
+	if err := made.Wait(); err != nil {
 		return nil, err
 	}
-	return e.children(ctx, c, sb, snap, r, names, stopped, tell)
+	return res, nil
 }
 
 // forkable says why a sandbox cannot be forked, or its children not be made, before it is stopped for that. The caller holds mu.
@@ -241,8 +283,8 @@ func (e *Engine) forkable(c Caller, sb *sandbox, names []string) error {
 	return nil
 }
 
-// children makes the children of a fork, as many at a time as there are starts.
-func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snapshot, r ForkRequest, names []string, stopped time.Duration, tell func(Progress)) (*ForkResult, error) {
+// children makes the children of a fork of a snapshot that is being taken, as many at a time as there are starts.
+func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snapshot, r ForkRequest, names []string, shot *instant, tell func(Progress)) (*ForkResult, error) {
 	have, err := e.specOf(ctx, snap)
 	if err != nil {
 		return nil, err
@@ -261,7 +303,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	if e.opts.MaxLifetime > 0 {
 		most = min(most, e.opts.MaxLifetime) // which was longer when the source was made
 	}
-	res := &ForkResult{Children: make([]Forked, len(names)), Stopped: stopped, Kind: SnapshotKind(snap.row.Kind)}
+	res := &ForkResult{Children: make([]Forked, len(names)), Kind: SnapshotKind(snap.row.Kind)}
 	group := ""
 	if r.All {
 		group = string(snap.row.ID)
@@ -300,7 +342,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 				}
 				tell(p)
 			}}}
-			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: i == last, copied: copied, group: group, operator: have.Operator}}
+			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: i == last, copied: copied, group: group, operator: have.Operator, instant: shot}}
 			res.Children[i].Sandbox, err = e.make(ctx, m)
 		}
 		res.Children[i].Err = err
@@ -320,6 +362,10 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		make1(last, nil)
 	})
 	wg.Wait()
+	if <-shot.over; shot.err != nil { // also where no child came as far as to wait for it
+		return nil, shot.err
+	}
+	res.Stopped = shot.stopped
 	why := fpForkMade.Hit()
 	if why != nil && !r.All {
 		return nil, why
@@ -333,7 +379,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	made := len(names) - len(errs)
 	none := len(errs) > 0 && (r.All || made == 0 || ctx.Err() != nil)
 	if why == nil && !none {
-		why = e.completeFork(ctx, c, &row, group, res, stopped)
+		why = e.completeFork(ctx, c, &row, group, res)
 		if why != nil && !r.All {
 			e.log.Warn("event of a fork not recorded", "sandbox", row.ID, "error", why)
 			why = nil
@@ -361,7 +407,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 }
 
 // completeFork records a fork. From then on the children of one that is all or nothing stay.
-func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandbox, group string, res *ForkResult, stopped time.Duration) error {
+func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandbox, group string, res *ForkResult) error {
 	var ids []string
 	for _, ch := range res.Children {
 		if ch.Sandbox != nil {
@@ -372,7 +418,7 @@ func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandb
 	if len(ids) != 1 {
 		children = fmt.Sprintf("%d children", len(ids))
 	}
-	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%s, stood still for %s", children, stopped.Round(100*time.Microsecond)))
+	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%s, stood still for %s", children, res.Stopped.Round(100*time.Microsecond)))
 	ev.Fields = map[string]string{"children": strings.Join(ids, " ")}
 	if err := e.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		if group != "" {

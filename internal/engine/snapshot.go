@@ -377,6 +377,8 @@ type taking struct {
 	// transient is for a fork, which removes it.
 	transient bool
 	tell      func(Progress)
+	// intended, when set, is called with the snapshot once it is on record, before there is anything in it.
+	intended func(*snapshot)
 }
 
 // takeSnapshot keeps the instant of a sandbox that the caller holds, or leaves nothing, and returns how long it stood still.
@@ -412,6 +414,9 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	stored = true
 	if err := fpSnapshotIntent.Hit(); err != nil {
 		return nil, 0, err
+	}
+	if o.intended != nil {
+		o.intended(p)
 	}
 	like, release := e.likeOf(sb, p)
 	defer release() // when it counts: until then what they share counts for that one
@@ -463,7 +468,8 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 		e.unreserve(row.Owner, sized.disk())
 		return nil, 0, err
 	}
-	p.row = row
+	// One by one: of a fork's, others read what it is of.
+	p.row.State, p.row.MemorySize, p.row.FilesSize, p.row.RootSum = row.State, row.MemorySize, row.FilesSize, row.RootSum
 	if !o.transient {
 		sb.row.SnapshotID = row.ID
 	}
