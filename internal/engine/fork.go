@@ -51,6 +51,7 @@ type instant struct {
 	over    chan struct{}
 	stopped time.Duration
 	err     error
+	drop    func() // removes the snapshot, which must be there
 }
 
 // end says that the snapshot is there, or will not be.
@@ -232,7 +233,7 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 	e.mu.Unlock()
 	e.touch(sb)
 	e.finish(sb, op, nil)
-	defer func() {
+	shot.drop = sync.OnceFunc(func() {
 		e.mu.Lock()
 		snap.removing = true
 		e.mu.Unlock()
@@ -242,7 +243,8 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 			e.log.Warn("snapshot of a fork not removed until the next start", "snapshot", snap.row.ID, "error", err)
 		}
 		fpForkDropped.Hit()
-	}()
+	})
+	defer shot.drop()
 	shot.end(stopped, fpForkTaken.Hit())
 	if err := made.Wait(); err != nil {
 		return nil, err
@@ -379,6 +381,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	made := len(names) - len(errs)
 	none := len(errs) > 0 && (r.All || made == 0 || ctx.Err() != nil)
 	if why == nil && !none {
+		go shot.drop() // the execution of each child has read what it needs
 		why = e.completeFork(ctx, c, &row, group, res)
 		if why != nil && !r.All {
 			e.log.Warn("event of a fork not recorded", "sandbox", row.ID, "error", why)

@@ -451,17 +451,19 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 		return nil, 0, fmt.Errorf("it takes %s of disk: %w", size(row.MemorySize+row.FilesSize), err)
 	}
 	sbRow.SnapshotID = row.ID
-	err = e.store.Update(ctx, func(tx *store.Tx) error {
-		if err := tx.UpdateSnapshot(&row); err != nil || o.transient {
-			return err
-		}
-		if err := tx.UpdateSandbox(&sbRow); err != nil {
-			return err
-		}
-		ev := e.event(o.actor, "sandbox.snapshot", &sbRow, "stood still for "+stopped.Round(100*time.Microsecond).String())
-		ev.Fields = map[string]string{"snapshot": string(row.ID), "kind": row.Kind}
-		return tx.AppendEvent(ev)
-	})
+	if !o.transient { // the record of one that is goes with it, and at the next start, whatever it says
+		err = e.store.Update(ctx, func(tx *store.Tx) error {
+			if err := tx.UpdateSnapshot(&row); err != nil {
+				return err
+			}
+			if err := tx.UpdateSandbox(&sbRow); err != nil {
+				return err
+			}
+			ev := e.event(o.actor, "sandbox.snapshot", &sbRow, "stood still for "+stopped.Round(100*time.Microsecond).String())
+			ev.Fields = map[string]string{"snapshot": string(row.ID), "kind": row.Kind}
+			return tx.AppendEvent(ev)
+		})
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err != nil {

@@ -193,7 +193,16 @@ func (c *Copying) pass(ctx context.Context, update bool) error {
 }
 
 // Finish makes the copy what its source is now. The sandbox may run on afterwards.
-func (c *Copying) Finish(ctx context.Context) error { return c.failed(c.finish(ctx)) }
+func (c *Copying) Finish(ctx context.Context) error {
+	err := c.finish(ctx)
+	if err == nil {
+		next := *c.meta
+		// The commits so far are the copy's too; the branch is not.
+		next.Created, next.HeadBranch = time.Now().UTC(), ""
+		err = save(c.tmp, &next, true) // here, where as a rule something else takes longer
+	}
+	return c.failed(err)
+}
 
 func (c *Copying) finish(ctx context.Context) error {
 	from := c.s.dir(c.from)
@@ -220,12 +229,6 @@ func (c *Copying) finish(ctx context.Context) error {
 // Commit makes the copy a workspace, which is on disk when it returns if it is to be kept, and says how it was made.
 func (c *Copying) Commit(ctx context.Context) (method string, err error) {
 	defer func() { err = c.failed(err) }()
-	next := *c.meta
-	// The commits so far are the copy's too; the branch is not.
-	next.Created, next.HeadBranch = time.Now().UTC(), ""
-	if err := save(c.tmp, &next, true); err != nil {
-		return "", err
-	}
 	if c.keep {
 		if err := syncFS(c.tmp); err != nil {
 			return "", err

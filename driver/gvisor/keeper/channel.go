@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -40,6 +41,8 @@ type channel struct {
 	conn    *frameConn
 	// forward is the connection that gVisor forwards to the guest's port, if the channel goes that way.
 	forward *net.UnixConn
+	// answered says that a guest has answered on it.
+	answered atomic.Bool
 }
 
 // hangUp ends a forwarded channel and waits until gVisor has let go of it too, which it cannot save. A guest that does
@@ -93,6 +96,7 @@ func (c *channel) dial(port uint16, cancel <-chan struct{}) (*yamux.Stream, erro
 	close(done)
 	<-stopped
 	if err == nil {
+		c.answered.Store(true)
 		s.SetDeadline(time.Time{})
 		switch status {
 		case dialConnected:
@@ -108,14 +112,38 @@ func (c *channel) dial(port uint16, cancel <-chan struct{}) (*yamux.Stream, erro
 }
 
 func handshake(s *yamux.Stream, port uint16) (byte, error) {
-	hdr := [4]byte{0: 1}
-	binary.BigEndian.PutUint16(hdr[2:], port)
-	if _, err := s.Write(hdr[:]); err != nil {
+	if err := ask(s, port); err != nil {
 		return 0, err
 	}
+	return answer(s)
+}
+
+// ask names the port that a stream is for, and answer is what the guest says to that.
+func ask(s *yamux.Stream, port uint16) error {
+	hdr := [4]byte{0: 1}
+	binary.BigEndian.PutUint16(hdr[2:], port)
+	_, err := s.Write(hdr[:])
+	return err
+}
+
+func answer(s *yamux.Stream) (byte, error) {
 	var status [1]byte
 	_, err := io.ReadFull(s, status[:])
 	return status[0], err
+}
+
+// dialGuest opens a stream to the guest's own port, on which it always answers, so that a guest that has answered before need not be waited for:
+// its answer comes before whatever else it sends, and is for relay to read.
+func (c *channel) dialGuest() (*yamux.Stream, error) {
+	s, err := c.session.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	if err := ask(s, guestPort); err != nil {
+		c.reset(s)
+		return nil, err
+	}
+	return s, nil
 }
 
 // reset ends both directions of a stream whose user is gone. Yamux has no call for that, and without one the guest's
@@ -310,7 +338,11 @@ func renew(host, control *net.UnixConn) (_ *channel, err error) {
 	if err := drain(host); err != nil {
 		return nil, err
 	}
-	return newChannel(host)
+	c, err := newChannel(host)
+	if err == nil {
+		c.answered.Store(true)
+	}
+	return c, err
 }
 
 // drain reads what is there, without waiting for more.
@@ -423,8 +455,8 @@ type bufferedConn struct {
 
 func (b *bufferedConn) Read(p []byte) (int, error) { return b.r.Read(p) }
 
-// relay carries bytes between a client and a stream until both directions have ended or one side is gone.
-func (c *channel) relay(client *net.UnixConn, s *yamux.Stream) {
+// relay carries bytes between a client and a stream until both directions have ended or one side is gone. What is ahead has yet to be answered.
+func (c *channel) relay(client *net.UnixConn, s *yamux.Stream, ahead bool) {
 	defer client.Close()
 	gone := make(chan struct{}) // the client has closed, not only its sending side
 	toGuest := make(chan struct{})
@@ -442,6 +474,12 @@ func (c *channel) relay(client *net.UnixConn, s *yamux.Stream) {
 	}()
 	fromGuest := make(chan error, 1)
 	go func() {
+		if ahead {
+			if status, err := answer(s); err != nil || status != dialConnected {
+				fromGuest <- errors.Join(err, errRefused)
+				return
+			}
+		}
 		_, err := io.Copy(client, s)
 		fromGuest <- err
 	}()

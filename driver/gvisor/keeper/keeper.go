@@ -361,7 +361,7 @@ func (k *Keeper) handle(c *net.UnixConn) {
 		reply(&protocol.Response{Checks: k.check()}, nil)
 	case protocol.OpDial:
 		ctx, cancel := untilClosed(c)
-		ch, s, err := k.dial(ctx, req.ID, req.Port)
+		ch, s, ahead, err := k.dialAhead(ctx, req.ID, req.Port)
 		if cancel() && err == nil {
 			ch.reset(s)
 			return
@@ -371,7 +371,7 @@ func (k *Keeper) handle(c *net.UnixConn) {
 			return
 		}
 		reply(&protocol.Response{}, nil)
-		ch.relay(c, s)
+		ch.relay(c, s, ahead)
 	case protocol.OpWatch:
 		k.watch(c)
 	case protocol.OpRetire:

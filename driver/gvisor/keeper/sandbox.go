@@ -566,6 +566,23 @@ func (k *Keeper) running(id string) (*sandbox, error) {
 	return nil, protocol.Errorf(protocol.KindUnavailable, "sandbox %s is not yet created", id)
 }
 
+// dialAhead opens a stream as dial does. For the guest's own port it need not wait for its answer, which is then ahead.
+func (k *Keeper) dialAhead(ctx context.Context, id string, port uint16) (_ *channel, _ *yamux.Stream, ahead bool, err error) {
+	if port == guestPort {
+		s, err := k.running(id)
+		if err != nil {
+			return nil, nil, false, err
+		}
+		if ch, err := s.open(ctx); err == nil && ch.answered.Load() {
+			if st, err := ch.dialGuest(); err == nil {
+				return ch, st, true, nil
+			}
+		}
+	}
+	ch, st, err := k.dial(ctx, id, port)
+	return ch, st, false, err
+}
+
 // dial opens a stream to a port inside.
 func (k *Keeper) dial(ctx context.Context, id string, port uint16) (*channel, *yamux.Stream, error) {
 	if port == 0 {
