@@ -304,14 +304,15 @@ func (l *line) closeTheirs() {
 const (
 	// renewalSize is channel.RenewalSize of the guest.
 	renewalSize = 16
-	// renewTime is how long a guest may take to leave its old session. It needs milliseconds; one that is stopped never does.
+	// renewTime is how long a restored guest may take to leave its old session. It needs milliseconds; one that is stopped never does.
 	renewTime = 10 * time.Second
 	// maxLeft bounds what an old session may leave in a socket, which holds far less.
 	maxLeft = 8 << 20
 )
 
-// renew makes a channel on the sockets of a restored sandbox, whose guest is in the middle of a session that is gone. Nothing
-// goes to it on the channel before it has left that session, and what the session had still written is thrown away.
+// renew makes a channel on the sockets of a sandbox that is restored, whose guest is in the middle of a session that is gone. Nothing
+// goes to it on the channel before it has left that session, and what the session had still written is thrown away. How long the guest
+// may take is the caller's to say, by the deadline of control.
 func renew(host, control *net.UnixConn) (_ *channel, err error) {
 	defer control.Close()
 	defer func() {
@@ -321,9 +322,6 @@ func renew(host, control *net.UnixConn) (_ *channel, err error) {
 	}()
 	var renewal [renewalSize]byte
 	rand.Read(renewal[:]) // never fails
-	if err := control.SetDeadline(time.Now().Add(renewTime)); err != nil {
-		return nil, err
-	}
 	if _, err := control.Write(renewal[:]); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -329,28 +330,32 @@ func (k *Keeper) restore(ctx context.Context, s *sandbox, img *image, m *made, n
 	if err := <-img.verified; err != nil {
 		return err
 	}
-	conf := *m.conf
-	conf.Network = config.NetworkHost
-	if err := s.cont.Restore(&conf, img.plain(), false, false, net); err != nil {
-		err = k.bootFailed(s, "restore", err)
-		return fmt.Errorf("%w; a file that a process had open in a mount must still be there", err)
-	}
-	if ctx.Err() != nil {
-		return canceled
-	}
-	// Whoever dials waits for this. A guest that does not answer is reached as one that another keeper started.
+	// The guest finds the renewal when it goes on, which is before gVisor says so here. Whoever dials waits for this. A guest that does not
+	// answer is reached as one that another keeper started.
 	s.attach <- struct{}{}
 	host, control := m.line.takeHost(), m.line.takeControl()
+	var failed atomic.Bool
 	go func() {
 		defer func() { <-s.attach }()
 		ch, err := renew(host, control)
-		if err != nil {
-			k.log.Warn("the guest of a restored sandbox does not take its channel", "sandbox", s.id, "error", err)
-			return
+		if err == nil {
+			err = s.use(ch)
 		}
-		if err := s.use(ch); err != nil {
-			k.log.Info("a restored sandbox ended at once", "sandbox", s.id, "error", err)
+		if err != nil && !failed.Load() {
+			k.log.Warn("the guest of a restored sandbox does not take its channel", "sandbox", s.id, "error", err)
 		}
 	}()
+	conf := *m.conf
+	conf.Network = config.NetworkHost
+	if err := s.cont.Restore(&conf, img.plain(), false, false, net); err != nil {
+		failed.Store(true)
+		control.Close()
+		err = k.bootFailed(s, "restore", err)
+		return fmt.Errorf("%w; a file that a process had open in a mount must still be there", err)
+	}
+	control.SetDeadline(time.Now().Add(renewTime)) // it may be closed already
+	if ctx.Err() != nil {
+		return canceled
+	}
 	return nil
 }
