@@ -11,8 +11,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
 )
 
 // guestEnds returns a line and the guest's ends of it.
@@ -158,5 +160,63 @@ func TestPlacePassed(t *testing.T) {
 	}
 	if _, err := placePassed([]string{"--pass-fd=x"}); err == nil {
 		t.Error("nonsense is taken")
+	}
+}
+
+// TestAhead relays what a client sends before the guest has answered that it takes the stream. A guest that refuses gets it, and its client an end.
+func TestAhead(t *testing.T) {
+	for name, status := range map[string]byte{"connected": dialConnected, "refused": dialRefused} {
+		t.Run(name, func(t *testing.T) {
+			near, far := net.Pipe()
+			read := make(chan string, 1)
+			go func() {
+				s, err := yamux.Server(far, yamux.DefaultConfig())
+				if err != nil {
+					return
+				}
+				defer s.Close()
+				st, err := s.AcceptStream()
+				if err != nil {
+					return
+				}
+				b := make([]byte, 4+5)
+				io.ReadFull(st, b)
+				read <- string(b)
+				st.Write([]byte{status})
+				io.WriteString(st, "world")
+				st.Close()
+				io.Copy(io.Discard, st)
+			}()
+			ch, err := newChannel(near)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ch.session.Close()
+			s, err := ch.dialGuest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, other, err := socketPair(unix.SOCK_STREAM)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			f, err := net.FileConn(other)
+			other.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			go ch.relay(f.(*net.UnixConn), s, true)
+			io.WriteString(client, "hello")
+			want := string([]byte{1, 0, guestPort >> 8, guestPort & 0xff}) + "hello"
+			if got := <-read; got != want {
+				t.Errorf("the guest read %q, want %q", got, want)
+			}
+			client.SetDeadline(time.Now().Add(20 * time.Second))
+			got, err := io.ReadAll(client)
+			if status == dialConnected && (err != nil || string(got) != "world") || status != dialConnected && (len(got) > 0 || os.IsTimeout(err)) {
+				t.Errorf("the client read %q, %v", got, err)
+			}
+		})
 	}
 }

@@ -1,8 +1,8 @@
-// Patch makes a copy of gVisor's module in which checkpoints and restores are faster and two faults are mended, and a go.mod that uses it:
+// Patch makes a copy of gVisor's module in which checkpoints, restores and commands are faster and two faults are mended, and a go.mod that uses it:
 //
 //	go build -modfile="$(go run ./driver/gvisor/patch .cache/gvisor)" ./cmd/warren-runtime
 //
-// It prints the path of that go.mod. Without it the runtime works too, stands still for longer at a snapshot, and has the faults. What is changed
+// It prints the path of that go.mod. Without it the runtime works too, takes longer for each, and has the faults. What is changed
 // are the edits below, each of which has to fit exactly once, so a new version of gVisor that needs others does not build.
 package main
 

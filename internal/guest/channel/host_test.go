@@ -1,10 +1,13 @@
 package channel_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,5 +122,56 @@ func TestHostileGuest(t *testing.T) {
 				t.Error("a dial succeeds")
 			}
 		})
+	}
+}
+
+// counted counts what is written to a connection at once.
+type counted struct {
+	net.Conn
+	mu    sync.Mutex
+	sizes []int
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	c.sizes = append(c.sizes, len(b))
+	c.mu.Unlock()
+	return c.Conn.Write(b)
+}
+
+// TestFrames sends short and long messages: a short one is one write, its header and its body.
+func TestFrames(t *testing.T) {
+	near, far := net.Pipe()
+	c := &counted{Conn: far}
+	go channel.Serve(c, channel.Config{Port: 7, Accept: func(conn net.Conn) {
+		go func() {
+			io.Copy(conn, conn)
+			conn.Close()
+		}()
+	}})
+	h, err := channel.NewHost(near)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	conn, err := h.Dial(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1, 100, 10_000, 100_000} {
+		c.mu.Lock()
+		c.sizes = nil
+		c.mu.Unlock()
+		data := bytes.Repeat([]byte("0123456789"), size/10+1)[:size]
+		go conn.Write(data)
+		got := make([]byte, size)
+		if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, data) {
+			t.Fatalf("%d bytes came back as others, %v", size, err)
+		}
+		c.mu.Lock()
+		if joined := slices.Contains(c.sizes, 12+size); joined != (size <= 10_000) {
+			t.Errorf("%d bytes were written as %v", size, c.sizes)
+		}
+		c.mu.Unlock()
 	}
 }

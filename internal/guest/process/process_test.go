@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -193,4 +194,32 @@ func TestSync(t *testing.T) {
 	}
 	wait(t, p)
 	p.Sync() // also when nothing is left to wait for
+}
+
+// TestOtherDirs starts commands where the directory that was meant is not there, by a path, which is tried at once, and by a name, which is looked for.
+func TestOtherDirs(t *testing.T) {
+	table := testTable(t)
+	missing, other := t.TempDir()+"/missing", t.TempDir()
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cmd := range []string{shell, "sh"} {
+		s := spec("pwd")
+		s.Cmd, s.Dir, s.OtherDirs = cmd, missing, []string{missing + "2", other, "/"}
+		p := mustStart(t, table, s)
+		wait(t, p)
+		if got, _ := readAll(t, p.Output, 0); strings.TrimSpace(got[Stdout]) != other || p.Spec.Dir != other {
+			t.Errorf("%s ran in %q, and says %q; want %q", cmd, got[Stdout], p.Spec.Dir, other)
+		}
+		s.OtherDirs = nil
+		if _, err := table.Start(s); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "cwd") || !strings.Contains(err.Error(), "does not exist") {
+			t.Errorf("%s without another directory: %v", cmd, err)
+		}
+	}
+	s := spec("")
+	s.Cmd = missing // the command, and not the directory
+	if _, err := table.Start(s); !errors.Is(err, ErrInvalid) || !errors.Is(err, syscall.ENOENT) || strings.Contains(err.Error(), "cwd") {
+		t.Errorf("a command that is not there: %v", err)
+	}
 }
