@@ -566,14 +566,18 @@ func (k *Keeper) running(id string) (*sandbox, error) {
 	return nil, protocol.Errorf(protocol.KindUnavailable, "sandbox %s is not yet created", id)
 }
 
-// dialAhead opens a stream as dial does. For the guest's own port it need not wait for its answer, which is then ahead.
+// dialAhead opens a stream as dial does. For the guest's own port it need not wait for its answer, which is then ahead, unless the sandbox stands
+// still, for then there will be none.
 func (k *Keeper) dialAhead(ctx context.Context, id string, port uint16) (_ *channel, _ *yamux.Stream, ahead bool, err error) {
 	if port == guestPort {
 		s, err := k.running(id)
 		if err != nil {
 			return nil, nil, false, err
 		}
-		if ch, err := s.open(ctx); err == nil && ch.answered.Load() {
+		s.mu.Lock()
+		moves := s.meta.Frozen == runs
+		s.mu.Unlock()
+		if ch, err := s.open(ctx); err == nil && moves && ch.answered.Load() {
 			if st, err := ch.dialGuest(); err == nil {
 				return ch, st, true, nil
 			}
