@@ -27,10 +27,15 @@ import (
 const (
 	// oomTime is how long the guest may take until the memory is free.
 	oomTime = 5 * time.Second
-	// maxLoans bounds what is lent at a time.
-	maxLoans = 4
+	// maxLoans bounds what is lent at a time. On a busy host the guest may wait for the processor while the program that runs away has it.
+	maxLoans = 8
 	// oomSlack is what may be left when somebody waits for memory: a large page, and what each processor has set aside.
 	oomSlack = 8 << 20
+	// oomLead is what is left of a loan when the next one is due, as long as the guest has not killed: whoever asks the kernel for a thread, or a process, and not
+	// for memory does not wait at the limit, but is refused, and for want of one the sandbox ends.
+	oomLead = 24 << 20
+	// oomPoll is how often what is left is looked at.
+	oomPoll = 2 * time.Millisecond
 )
 
 // oomLoan is what is lent to let the guest act.
@@ -143,10 +148,10 @@ func (k *Keeper) relieve(s *sandbox, g *oomGuard, ask func(*sandbox) error) erro
 			answer = nil
 		case <-s.died:
 			return nil
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(oomPoll):
 		}
 		// Whoever waits for memory says so until it has run again, which on a busy host takes longer than to look: only what is used up counts.
-		if g.underOOM() && g.usage() > lent-oomSlack {
+		if used := g.usage(); !answered && used > lent-oomLead || used > lent-oomSlack && g.underOOM() {
 			if err := lend(); err != nil {
 				return err
 			}

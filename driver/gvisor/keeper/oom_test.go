@@ -25,8 +25,8 @@ func TestLoans(t *testing.T) {
 		taken func(have int64) int64 // what is in use where this much may be
 		err   string
 	}{
-		{"used up", func(have int64) int64 { return have }, "4 loans are used up"},
-		{"but for a large page", func(have int64) int64 { return have - 2<<20 }, "4 loans are used up"},
+		{"used up", func(have int64) int64 { return have }, "8 loans are used up"},
+		{"but for a large page", func(have int64) int64 { return have - 2<<20 }, "8 loans are used up"},
 		{"two of them", func(have int64) int64 { return min(have, limit+2*oomLoan(memory)-oomSlack) }, ""},
 		{"nobody ran", func(int64) int64 { return limit }, ""},
 	} {
