@@ -72,8 +72,8 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 			httpError(w, http.StatusBadRequest, wire.AsError(err).Message)
 			return
 		}
-		if s.cfg.ReapOrphans && !lifecycle.Again(req.Event) {
-			// A home that cannot be furnished is no reason to have no sandbox. One that was there before has been.
+		if _, _, before := s.history.Last(); s.cfg.ReapOrphans && !(before && lifecycle.Again(req.Event)) {
+			// A home that cannot be furnished is no reason to have no sandbox. A guest that goes on from memory has done it before.
 			_ = furnish(u, "/etc/skel")
 		}
 	}

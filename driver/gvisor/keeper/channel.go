@@ -96,10 +96,10 @@ func (c *channel) dial(port uint16, cancel <-chan struct{}) (*yamux.Stream, erro
 	close(done)
 	<-stopped
 	if err == nil {
-		c.answered.Store(true)
 		s.SetDeadline(time.Time{})
 		switch status {
 		case dialConnected:
+			c.answered.Store(true)
 			return s, nil
 		case dialRefused:
 			err = errRefused
@@ -473,7 +473,11 @@ func (c *channel) relay(client *net.UnixConn, s *yamux.Stream, ahead bool) {
 	fromGuest := make(chan error, 1)
 	go func() {
 		if ahead {
-			if status, err := answer(s); err != nil || status != dialConnected {
+			answered := make(chan struct{})
+			go whileOpen(client, answered, func() { s.SetDeadline(time.Unix(1, 0)) })
+			status, err := answer(s)
+			close(answered)
+			if err != nil || status != dialConnected {
 				fromGuest <- errors.Join(err, errRefused)
 				return
 			}
@@ -496,6 +500,31 @@ func (c *channel) relay(client *net.UnixConn, s *yamux.Stream, ahead bool) {
 	case <-gone:
 		client.Close()
 		c.reset(s)
+	}
+}
+
+// whileOpen calls gone if the other end of a connection is closed for good before done is. Unlike hungUp it does so while somebody else reads from it, or would
+// if the other side took what has been read.
+func whileOpen(client *net.UnixConn, done <-chan struct{}, gone func()) {
+	rc, err := client.SyscallConn()
+	if err != nil {
+		return
+	}
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-look.C:
+		}
+		hup := false
+		if err := rc.Control(func(fd uintptr) {
+			hup = poll(int(fd), 0, 0)&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
+		}); err != nil || hup {
+			gone()
+			return
+		}
 	}
 }
 

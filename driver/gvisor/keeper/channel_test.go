@@ -220,3 +220,51 @@ func TestAhead(t *testing.T) {
 		})
 	}
 }
+
+// TestAheadGone has a guest that answers nothing, and a client that goes away with more sent than the guest's window takes.
+func TestAheadGone(t *testing.T) {
+	near, far := net.Pipe()
+	guest, err := yamux.Server(far, yamux.DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guest.Close()
+	ch, err := newChannel(near)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ch.session.Close()
+	s, err := ch.dialGuest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, other, err := socketPair(unix.SOCK_STREAM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := net.FileConn(other)
+	other.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		ch.relay(f.(*net.UnixConn), s, true)
+		close(ended)
+	}()
+	client.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+	if n, err := io.Copy(client, zeroes{}); err == nil || n < 256<<10 {
+		t.Fatalf("%d bytes were taken, %v", n, err)
+	}
+	select {
+	case <-ended:
+		t.Error("the relay ended before its client")
+	default:
+	}
+	client.Close()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the relay does not end with its client")
+	}
+}

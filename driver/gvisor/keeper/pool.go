@@ -262,9 +262,9 @@ func (p *pool) lacking() *class {
 func (p *pool) fillOne() bool {
 	for begun := time.Now(); time.Since(begun) < maxQuiet; {
 		p.mu.Lock()
-		wait := quiet - time.Since(p.used)
+		wait, closed := quiet-time.Since(p.used), p.closed
 		p.mu.Unlock()
-		if wait <= 0 {
+		if wait <= 0 || closed {
 			break
 		}
 		time.Sleep(wait)

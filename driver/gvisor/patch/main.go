@@ -66,6 +66,7 @@ var edits = []edit{
 	{"runsc/boot/loader.go", "func (l *Loader) WaitForStartSignal() {\n", "func (l *Loader) WaitForStartSignal() {\n" + workAhead},
 	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\tl.PreSeccompCallback = func() {\n", "\t\tl.PreSeccompCallback = sync.OnceFunc(func() {\n"},
 	{"runsc/cmd/sentry/sentrycmd/boot.go", "UmountProc(b.procMountSyncFD)\n\t\t\t}\n\t\t}\n", "UmountProc(b.procMountSyncFD)\n\t\t\t}\n\t\t})\n"},
+	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\t\ttimer.Reached(\"open FDs validated\")\n", ""}, // which is another goroutine's
 	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\"strings\"\n", "\t\"strings\"\n\t\"sync\"\n"},
 	{"pkg/sentry/platform/systrap/systrap.go", "// NewContext returns an interruptible platformContext.\n", prepareStubs + "// NewContext returns an interruptible platformContext.\n"},
 	// See copier.go.

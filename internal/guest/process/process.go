@@ -306,10 +306,25 @@ func pipe(end int) (theirs int, own *os.File, err error) {
 	return fds[1-end], os.NewFile(uintptr(fds[end]), "|"), nil
 }
 
-// devNull is a descriptor of an empty file, which is never closed.
-var devNull = sync.OnceValues(func() (int, error) {
-	return syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
-})
+// null is a descriptor of an empty file, which is never closed once it is open.
+var null struct {
+	sync.Mutex
+	open bool
+	fd   int
+}
+
+func devNull() (int, error) {
+	null.Lock()
+	defer null.Unlock()
+	if !null.open {
+		fd, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+		if err != nil {
+			return -1, &os.PathError{Op: "open", Path: os.DevNull, Err: err}
+		}
+		null.fd, null.open = fd, true
+	}
+	return null.fd, nil
+}
 
 // buffers for reading output; they are not held while a process is silent.
 var buffers = sync.Pool{New: func() any { return new([chunkBytes]byte) }}

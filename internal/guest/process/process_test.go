@@ -223,3 +223,30 @@ func TestOtherDirs(t *testing.T) {
 		t.Errorf("a command that is not there: %v", err)
 	}
 }
+
+// TestDevNull has a first command that cannot open what it should read, which is not the end of the others.
+func TestDevNull(t *testing.T) {
+	null.Lock()
+	if null.open {
+		syscall.Close(null.fd)
+		null.open = false
+	}
+	null.Unlock()
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 0, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := devNull()
+	if rerr := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); rerr != nil {
+		t.Fatal(rerr)
+	}
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Fatalf("without descriptors: %v", err)
+	}
+	if e := wait(t, mustStart(t, testTable(t), spec("exit 3"))); e.Code != 3 {
+		t.Errorf("%+v", e)
+	}
+}
