@@ -519,13 +519,16 @@ func whileOpen(client *net.UnixConn, done <-chan struct{}, gone func()) {
 		case <-look.C:
 		}
 		hup := false
-		if err := rc.Control(func(fd uintptr) {
-			hup = poll(int(fd), 0, 0)&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
-		}); err != nil || hup {
+		if err := rc.Control(func(fd uintptr) { hup = over(fd) }); err != nil || hup {
 			gone()
 			return
 		}
 	}
+}
+
+// over says that the other end of a connection is closed in both directions, or that this one is.
+func over(fd uintptr) bool {
+	return poll(int(fd), 0, 0)&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
 }
 
 // hungUp waits until the other end of the connection is closed for good, and returns false when this end is first.
@@ -536,7 +539,7 @@ func hungUp(c *net.UnixConn) bool {
 	}
 	hup := false
 	rc.Read(func(fd uintptr) bool {
-		hup = poll(int(fd), 0, 0)&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
+		hup = over(fd)
 		return hup
 	})
 	return hup

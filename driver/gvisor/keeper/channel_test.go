@@ -163,6 +163,36 @@ func TestPlacePassed(t *testing.T) {
 	}
 }
 
+// relayAhead returns a client whose bytes are relayed to a guest that has not yet answered, and a channel that is closed when the relay ends.
+func relayAhead(t *testing.T, guest net.Conn) (client *net.UnixConn, ended <-chan struct{}) {
+	t.Helper()
+	ch, err := newChannel(guest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ch.session.Close() })
+	s, err := ch.dialGuest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, other, err := socketPair(unix.SOCK_STREAM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	f, err := net.FileConn(other)
+	other.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		ch.relay(f.(*net.UnixConn), s, true)
+		close(over)
+	}()
+	return client, over
+}
+
 // TestAhead relays what a client sends before the guest has answered that it takes the stream. A guest that refuses gets it, and its client an end.
 func TestAhead(t *testing.T) {
 	for name, status := range map[string]byte{"connected": dialConnected, "refused": dialRefused} {
@@ -187,26 +217,7 @@ func TestAhead(t *testing.T) {
 				st.Close()
 				io.Copy(io.Discard, st)
 			}()
-			ch, err := newChannel(near)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer ch.session.Close()
-			s, err := ch.dialGuest()
-			if err != nil {
-				t.Fatal(err)
-			}
-			client, other, err := socketPair(unix.SOCK_STREAM)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer client.Close()
-			f, err := net.FileConn(other)
-			other.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
-			go ch.relay(f.(*net.UnixConn), s, true)
+			client, _ := relayAhead(t, near)
 			io.WriteString(client, "hello")
 			want := string([]byte{1, 0, guestPort >> 8, guestPort & 0xff}) + "hello"
 			if got := <-read; got != want {
@@ -229,29 +240,7 @@ func TestAheadGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer guest.Close()
-	ch, err := newChannel(near)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ch.session.Close()
-	s, err := ch.dialGuest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, other, err := socketPair(unix.SOCK_STREAM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := net.FileConn(other)
-	other.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		ch.relay(f.(*net.UnixConn), s, true)
-		close(ended)
-	}()
+	client, ended := relayAhead(t, near)
 	client.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 	if n, err := io.Copy(client, zeroes{}); err == nil || n < 256<<10 {
 		t.Fatalf("%d bytes were taken, %v", n, err)

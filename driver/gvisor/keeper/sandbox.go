@@ -149,8 +149,9 @@ func (k *Keeper) create(ctx context.Context, req *protocol.Request, files []*os.
 	if err := k.guardMemory(s); err != nil {
 		return false, fmt.Errorf("watch the sandbox's memory: %w", err)
 	}
-	k.log.Info("created", "sandbox", s.id, "total", time.Since(t0), "pool", s.meta.Container != "")
-	if pooled = s.meta.Container != ""; !pooled {
+	pooled = s.meta.Container != ""
+	k.log.Info("created", "sandbox", s.id, "total", time.Since(t0), "pool", pooled)
+	if !pooled {
 		go k.warm() // the pool makes its own, when nobody waits
 	}
 	k.pool.busy()

@@ -19,7 +19,7 @@ import (
 // When the guest is not root it can act as nobody but itself, and Do as another user fails with EPERM.
 func (u *User) Do(f func() error) error {
 	if self != 0 {
-		if uint32(self) != u.UID {
+		if self != u.UID {
 			return fmt.Errorf("act as user %s: %w", u.Name, syscall.EPERM)
 		}
 		return f()
@@ -42,7 +42,10 @@ func (u *User) Do(f func() error) error {
 }
 
 // self is who the guest is, which never changes but inside Do.
-var self = os.Geteuid()
+var self = uint32(os.Geteuid())
+
+// Self returns the uid of the guest, without a system call.
+func Self() uint32 { return self }
 
 // rootGroups are the groups that the guest itself has.
 var rootGroups = func() []uint32 {

@@ -187,9 +187,9 @@ func start(r *Reaper, s Spec, out *Output, done func(*Process)) (*Process, error
 		reached: make(map[*os.File]int)}
 	p.writing <- struct{}{}
 	attr := &syscall.ProcAttr{Dir: s.Dir, Env: s.Env, Sys: &syscall.SysProcAttr{}}
-	if self == 0 {
+	if account.Self() == 0 {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID, Groups: s.User.Groups}
-	} else if uint32(self) != s.User.UID {
+	} else if account.Self() != s.User.UID {
 		return nil, fmt.Errorf("start as user %s: %w", s.User.Name, syscall.EPERM)
 	}
 	child, kinds, err := p.wire(attr)
@@ -250,9 +250,6 @@ func limit() string {
 	}
 	return fmt.Sprintf(" of %d processes", l.Cur)
 }
-
-// self is who the guest is.
-var self = os.Geteuid()
 
 // wire makes the pipes or the terminal of the process. It returns the child's ends, which the caller closes, and the kind of each stream.
 func (p *Process) wire(attr *syscall.ProcAttr) (child []int, kinds []Kind, err error) {

@@ -40,7 +40,7 @@ func openPTY(u *account.User, size Size) (master *os.File, slave int, err error)
 		return nil, -1, fmt.Errorf("open a terminal: %w", err)
 	}
 	// Programs such as sudo, ssh and tmux open the terminal by name. Not every kernel lets its owner be changed.
-	if self == 0 {
+	if account.Self() == 0 {
 		_ = unix.Fchown(slave, int(u.UID), int(u.GID))
 		_ = unix.Fchmod(slave, 0o620)
 	}

@@ -7,6 +7,7 @@ package small
 import (
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,9 +43,7 @@ func ReadRegular(path string, limit int64) ([]byte, error) {
 // read appends to b what a descriptor gives until its end, the limit, or a read that ends where it was expected to.
 func read(fd int, path string, b []byte, limit, expected int) ([]byte, error) {
 	for len(b) < limit {
-		if len(b) == cap(b) {
-			b = append(b, 0)[:len(b)]
-		}
+		b = slices.Grow(b, 1)
 		n, err := again(func() (int, error) { return unix.Read(fd, b[len(b):min(cap(b), limit)]) })
 		if err != nil {
 			return b, failed("read", path, err)
