@@ -24,7 +24,7 @@ import (
 
 const module = "gvisor.dev/gvisor"
 
-//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go boot/ahead.go state/plain.go
+//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go boot/ahead.go state/plain.go state/parallel.go gofer/mount.go
 var sources embed.FS
 
 // source is a file of our own, and where it goes.
@@ -37,6 +37,8 @@ var added = []source{
 	{"boot/copier.go", "runsc/boot/warren_copier.go"},
 	{"boot/ahead.go", "runsc/boot/warren_ahead.go"},
 	{"state/plain.go", "pkg/state/warren_plain.go"},
+	{"state/parallel.go", "pkg/state/warren_parallel.go"},
+	{"gofer/mount.go", "pkg/sentry/fsimpl/gofer/warren_mount.go"},
 }
 
 func (s source) content() []byte {
@@ -88,6 +90,24 @@ var edits = []edit{
 	{"pkg/state/wire/wire.go", "\tbuf [1]byte\n", "\tbuf [1]byte\n\n\t// Bytes is the same reader, if it gives single bytes.\n\tBytes io.ByteReader\n"},
 	{"pkg/state/wire/wire.go", "func (r *Reader) readByte() byte {\n", "func (r *Reader) readByte() byte {\n\tif r.Bytes != nil {\n\t\tb, err := r.Bytes.ReadByte()\n\t\tif err != nil {\n\t\t\tpanic(err)\n\t\t}\n\t\treturn b\n\t}\n"},
 	{"pkg/compressio/nocompressio.go", "// Close implements io.Closer.Close.\nfunc (r *SimpleReader) Close()", singleBytes + "// Close implements io.Closer.Close.\nfunc (r *SimpleReader) Close()"},
+	// See parallel.go.
+	{"pkg/state/decode.go", "\t\tfor i := uint64(0); i < numObjects; {\n", "\t\tnext, stop := readAhead(&ds.r, numObjects, safely)\n\t\tdefer stop()\n\t\tfor i := uint64(0); i < numObjects; {\n"},
+	{"pkg/state/decode.go", "// Unmarshal either a type object or object ID.\n\t\t\tencoded = wire.Load(&ds.r)", "// Unmarshal either a type object or object ID.\n\t\t\tencoded = next()"},
+	{"pkg/state/decode.go", "// Unmarshal and resolve the actual object.\n\t\t\t\tencoded = wire.Load(&ds.r)", "// Unmarshal and resolve the actual object.\n\t\t\t\tencoded = next()"},
+	{"pkg/state/encode.go", "\t\tfor _, id := range ids {\n\t\t\t// Encode the id.\n", "\t\tids, rest := writeAhead(ids, func(id objectID) wire.Object { return es.pending[id].encoded }, safely)\n\t\tfor _, id := range ids {\n\t\t\t// Encode the id.\n"},
+	{"pkg/state/encode.go", "\t\t\twire.Save(&es.w, oes.encoded)\n\t\t}\n", "\t\t\twire.Save(&es.w, oes.encoded)\n\t\t}\n\t\toes = nil\n\t\trest(&es.w)\n"},
+	// See mount.go.
+	{"runsc/boot/restore.go", "\t\tfor i, fd := range cont.stdioFDs {\n\t\t\tkey", "\t\tif len(r.containers) == 1 { // else there is more in the map\n\t\t\tgofer.MountAhead(restoreMnts.fdmap)\n\t\t}\n\t\tfor i, fd := range cont.stdioFDs {\n\t\t\tkey"},
+	{"runsc/boot/restore.go", "\t\"gvisor.dev/gvisor/pkg/sentry/fsimpl/host\"\n", "\t\"gvisor.dev/gvisor/pkg/sentry/fsimpl/gofer\"\n\t\"gvisor.dev/gvisor/pkg/sentry/fsimpl/host\"\n"},
+	{"pkg/sentry/fsimpl/gofer/gofer.go", "\tsock, err := unet.NewSocket(fs.opts.fd)\n\tif err != nil {\n\t\treturn lisafs.Inode{}, -1, err\n\t}\n\n", ""},
+	{"pkg/sentry/fsimpl/gofer/gofer.go", "\t\trootHostFD int\n\t)\n\tfs.client, rootInode, rootHostFD, err = lisafs.NewClient(sock)", "\t\trootHostFD int\n\t\terr error\n\t)\n\tfs.client, rootInode, rootHostFD, err = newClient(fs.opts.fd)"},
+	{"pkg/sentry/fsimpl/gofer/gofer.go", "\t\"gvisor.dev/gvisor/pkg/unet\"\n", ""},
+	// When a sandbox is saved, what it has written reaches its files, and those are written to disk. gVisor did the latter for each file that is open or
+	// mapped. Of those that were only read, the libraries of each program, there is nothing to write; the disk was made to empty its cache for each of
+	// them nevertheless, one after the other, 2 ms for an idle agent on a fast one.
+	{"pkg/sentry/fsimpl/gofer/save_restore.go", "fs.Sync(ctx)", "fs.syncWritten(ctx)"},
+	{"pkg/sentry/fsimpl/gofer/save_restore.go", "// beforeSave is invoked by stateify.\nfunc (d *dentry)", syncWritten + "// beforeSave is invoked by stateify.\nfunc (d *dentry)"},
+	{"pkg/sentry/fsimpl/gofer/save_restore.go", "import (\n", "import (\n\t\"errors\"\n"},
 	// The names of all types and their fields were looked at for what only a mistake in gVisor's source can do.
 	{"pkg/state/types.go", "func assertValidType(name string, fields []string) {\n", "func assertValidType(name string, fields []string) {\n\tif !raceEnabled {\n\t\treturn\n\t}\n"},
 	// What receives packets from a network card is made anew for that of a restore. Saved with it were half a megabyte of room for packets and 600 objects.
@@ -154,6 +174,36 @@ func (p *Systrap) Prepare(n int, more func() bool) error {
 		defer s.Release()
 	}
 	return nil
+}
+
+`
+
+const syncWritten = `// syncWritten is Sync for those files that may have been written.
+func (fs *filesystem) syncWritten(ctx context.Context) (err error) {
+	fs.syncMu.Lock()
+	var files []*dentry
+	for e := fs.syncableDentries.Front(); e != nil; e = e.Next() {
+		files = append(files, e.d)
+	}
+	var special []*specialFileFD
+	for fd := fs.specialFileFDs.Front(); fd != nil; fd = fd.Next() {
+		special = append(special, fd)
+	}
+	fs.syncMu.Unlock()
+	for _, d := range files {
+		d.inode.handleMu.RLock()
+		written := d.inode.isWriteHandleOk()
+		d.inode.handleMu.RUnlock()
+		if written {
+			err = errors.Join(err, d.syncCachedFile(ctx, true, false))
+		}
+	}
+	for _, fd := range special {
+		if fd.vfsfd.IsWritable() {
+			err = errors.Join(err, fd.sync(ctx, true, false))
+		}
+	}
+	return err
 }
 
 `

@@ -103,17 +103,21 @@ func TestState(t *testing.T) {
 	if err != nil || len(copied) != 1 {
 		t.Fatalf("copies: %v, %v", copied, err)
 	}
-	b, err := os.ReadFile(filepath.Join("testdata", "plain_test.go"))
-	if err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"plain_test.go", "parallel_test.go"} {
+		b, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(copied[0], "pkg", "state", "warren_"+name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.WriteFile(filepath.Join(copied[0], "pkg", "state", "warren_plain_test.go"), b, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("go", "test", "-count=1", "-vet=off", "-modfile="+modfile, "-run", "TestPlain", "-v", module+"/pkg/state")
+	cmd := exec.Command("go", "test", "-count=1", "-vet=off", "-modfile="+modfile, "-run", "TestPlain|TestParallel", "-v", module+"/pkg/state")
 	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestPlainSize") {
-		t.Errorf("%v\n%s", err, out)
+	for _, test := range []string{"TestPlainSize", "TestParallel"} {
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+test) {
+			t.Fatalf("%s: %v\n%s", test, err, out)
+		}
 	}
 }
