@@ -325,8 +325,10 @@ type Copier interface {
 	Snapshotter
 
 	// SnapshotTransient is Snapshot, but the image is for this driver alone and may be gone after a crash of the driver or the
-	// host: then its restore returns an error that matches [ErrImage]. Its bytes are not compared with checksums.
-	SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (Image, error)
+	// host: then its restore returns an error that matches [ErrImage]. Its bytes are not compared with checksums. If stood is not
+	// nil, it is called once when the sandbox stands still, while the image is yet to be written; it must not block. With freeze what
+	// is mounted can be kept from then on, unless SnapshotTransient fails.
+	SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool, stood func()) (Image, error)
 
 	// Seal makes an image of SnapshotTransient one of Snapshot, with checksums and on disk for good when it returns, so that
 	// a sandbox need not stand still for that. After a failure the image is of no use. If like is not "", it names the directory of

@@ -81,7 +81,11 @@ func BenchmarkFork(b *testing.B) {
 	const large = "head -c 300000000 /dev/urandom >/dev/shm/fill"
 	type snapshot = func(context.Context, warren.SandboxID, string, bool) (driver.Image, error)
 	durable := func(e *env) snapshot { return e.d.Snapshot }
-	transient := func(e *env) snapshot { return e.d.SnapshotTransient }
+	transient := func(e *env) snapshot {
+		return func(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (driver.Image, error) {
+			return e.d.SnapshotTransient(ctx, id, dir, freeze, nil)
+		}
+	}
 	for _, c := range []struct {
 		name, fill string
 		take       func(*env) snapshot

@@ -79,10 +79,16 @@ func (d *Driver) roundTrip(ctx context.Context, req *protocol.Request, files ...
 			got <- answer{err: err}
 			return
 		}
-		r := &protocol.Response{}
-		var err error
-		r.Files, err = message.Read(c, r)
-		got <- answer{r, err}
+		for {
+			r := &protocol.Response{}
+			var err error
+			if r.Files, err = message.Read(c, r); err == nil && r.Stands && req.Stood != nil {
+				req.Stood()
+				continue
+			}
+			got <- answer{r, err}
+			return
+		}
 	}()
 	var a answer
 	select {

@@ -30,7 +30,7 @@ func TestSnapshotsShare(t *testing.T) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := e.d.SnapshotTransient(t.Context(), id, dir, false); err != nil {
+		if _, err := e.d.SnapshotTransient(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		img, err := e.d.Seal(t.Context(), dir, like)

@@ -24,8 +24,8 @@ func (d *Driver) Snapshot(ctx context.Context, id warren.SandboxID, dir string, 
 }
 
 // SnapshotTransient writes an image that is of use until the keeper ends, see [driver.Copier].
-func (d *Driver) SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (driver.Image, error) {
-	return d.snapshot(ctx, id, dir, &protocol.Request{Freeze: freeze, Transient: true})
+func (d *Driver) SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool, stood func()) (driver.Image, error) {
+	return d.snapshot(ctx, id, dir, &protocol.Request{Freeze: freeze, Transient: true, Tell: stood != nil, Stood: stood})
 }
 
 // Seal makes a transient image one that lasts, see [driver.Copier].

@@ -102,9 +102,16 @@ func TestTransient(t *testing.T) {
 	id := e.create(e.spec())
 	e.run(id, "echo kept >/var/file")
 	dir := t.TempDir()
-	img, err := e.d.SnapshotTransient(t.Context(), id, dir, true)
-	if err != nil || img.Size == 0 {
-		t.Fatalf("%+v, %v", img, err)
+	stood := 0
+	img, err := e.d.SnapshotTransient(t.Context(), id, dir, true, func() {
+		stood++
+		// Nothing runs while the image is yet to be written.
+		if names, err := os.ReadDir(dir); err == nil && slices.ContainsFunc(names, func(f os.DirEntry) bool { return f.Name() == "image.json" }) {
+			t.Errorf("it stands still when its image is whole: %v", names)
+		}
+	})
+	if err != nil || img.Size == 0 || stood != 1 {
+		t.Fatalf("%+v, stood still %d times, %v", img, stood, err)
 	}
 	if err := e.d.Thaw(t.Context(), id); err != nil {
 		t.Fatal(err)
@@ -119,7 +126,7 @@ func TestTransient(t *testing.T) {
 		}
 	}
 	sealed := t.TempDir()
-	if _, err := e.d.SnapshotTransient(t.Context(), id, sealed, false); err != nil {
+	if _, err := e.d.SnapshotTransient(t.Context(), id, sealed, false, nil); err != nil {
 		t.Fatal(err)
 	}
 	if img, err := e.d.Seal(t.Context(), sealed, ""); err != nil || img.Size == 0 {

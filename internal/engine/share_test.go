@@ -22,7 +22,11 @@ type linking struct {
 	likes *[]string
 }
 
-func (d linking) SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool) (driver.Image, error) {
+func (d linking) SnapshotTransient(ctx context.Context, id warren.SandboxID, dir string, freeze bool, stood func()) (driver.Image, error) {
+	if err := d.Freeze(ctx, id); err != nil {
+		return driver.Image{}, err
+	}
+	stood()
 	return d.Snapshot(ctx, id, dir, freeze)
 }
 

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/warren-sandbox/warren"
 	"github.com/warren-sandbox/warren/driver"
 	"github.com/warren-sandbox/warren/internal/failpoint"
@@ -677,16 +679,12 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 			}
 			return img.Size, "", meanwhile()
 		}
-		if err := freezer.Freeze(ctx, id); err != nil {
-			return 0, "", fail("freeze", err)
-		}
-		files := make(chan error, 1)
-		go func() { files <- meanwhile() }()
-		img, err := c.SnapshotTransient(ctx, id, e.memoryDir(p.row.ID), true)
+		var files errgroup.Group
+		img, err := c.SnapshotTransient(ctx, id, e.memoryDir(p.row.ID), true, func() { files.Go(meanwhile) })
 		if err != nil {
 			err = fail("snapshot", err)
 		}
-		return img.Size, "", errors.Join(err, <-files)
+		return img.Size, "", errors.Join(err, files.Wait())
 	}
 	if freezes {
 		if err := freezer.Freeze(ctx, id); err != nil {

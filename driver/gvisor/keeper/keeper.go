@@ -313,7 +313,12 @@ func (k *Keeper) handle(c *net.UnixConn) {
 	case protocol.OpSnapshot:
 		ctx, cancel := untilClosed(c)
 		defer cancel()
-		n, err := k.snapshot(ctx, &req, files)
+		n, err := k.snapshot(ctx, &req, files, func() error {
+			if !req.Tell {
+				return nil
+			}
+			return message.Write(c, &protocol.Response{OK: true, Stands: true})
+		})
 		reply(&protocol.Response{Size: n}, err)
 	case protocol.OpSeal:
 		ctx, cancel := untilClosed(c)

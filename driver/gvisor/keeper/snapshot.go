@@ -94,8 +94,8 @@ func (s *sandbox) moves(kernel *gsandbox.Sandbox) bool {
 }
 
 // snapshot writes an image of a sandbox into a directory and returns its size. It leaves the sandbox as it is when it
-// fails, or when the caller has gone, for nobody would let a frozen one run on.
-func (k *Keeper) snapshot(ctx context.Context, req *protocol.Request, files []*os.File) (size int64, err error) {
+// fails, or when the caller has gone, for nobody would let a frozen one run on. When it stands still the caller is told.
+func (k *Keeper) snapshot(ctx context.Context, req *protocol.Request, files []*os.File, tell func() error) (size int64, err error) {
 	id, freeze := req.ID, req.Freeze
 	if len(files) != 1 {
 		return 0, protocol.Errorf(protocol.KindInvalid, "snapshot without a directory")
@@ -175,6 +175,9 @@ func (k *Keeper) snapshot(ctx context.Context, req *protocol.Request, files []*o
 		if err := s.freeze(kernel); err != nil {
 			return 0, k.snapshotFailed(s, "stop", err)
 		}
+	}
+	if err := tell(); err != nil {
+		return 0, err
 	}
 	conf := *k.conf
 	err = kernel.Checkpoint(&conf, kernel.ID, img.plain(), gsandbox.CheckpointOpts{Compression: statefile.CompressionLevelNone, Resume: true})

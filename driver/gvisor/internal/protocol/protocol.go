@@ -19,7 +19,7 @@ import (
 )
 
 // Version is the version of the protocol. A keeper of another version is replaced.
-const Version = 6
+const Version = 7
 
 // Name is the process's, see package companion, and the others are files in a driver's state directory.
 const (
@@ -74,6 +74,9 @@ type Request struct {
 	Count int `json:"count,omitempty"`
 	// Transient says that a snapshot is restored while this keeper lives, or never.
 	Transient bool `json:"transient,omitempty"`
+	// Tell makes the keeper say when the sandbox of OpSnapshot stands still, with an answer before the last one. Stood is what the driver does then.
+	Tell  bool   `json:"tell,omitempty"`
+	Stood func() `json:"-"`
 	// Packing of the image that is written or read.
 	Packing Packing `json:"packing,omitzero"`
 }
@@ -110,6 +113,8 @@ type Response struct {
 	Count int `json:"count,omitempty"`
 	// Pooled says that OpCreate has taken an execution of the pool.
 	Pooled bool `json:"pooled,omitempty"`
+	// Stands says that another answer follows, see Request.Tell.
+	Stands bool `json:"stands,omitempty"`
 	// Files came with the answer to OpCard; they are the caller's.
 	Files []*os.File `json:"-"`
 	// Size of a snapshot's image or of a layer, in bytes.
