@@ -753,7 +753,13 @@ func (m *making) settle(ctx context.Context) error {
 		if err := tx.SetTiming(row.ID, m.steps); err != nil {
 			return err
 		}
-		return tx.AppendEvent(e.event(m.caller.User, "sandbox.running", &row, ""))
+		if err := tx.AppendEvent(e.event(m.caller.User, "sandbox.running", &row, "")); err != nil {
+			return err
+		}
+		if m.from != nil && m.from.also != nil {
+			return m.from.also(tx, row.ID)
+		}
+		return nil
 	}); err != nil {
 		return err
 	}

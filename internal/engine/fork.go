@@ -44,6 +44,8 @@ type origin struct {
 	operator bool
 	// instant, when set, is what is waited for before anything of the snapshot's files is used.
 	instant *instant
+	// also, when set, is recorded along with the child's running.
+	also func(*store.Tx, warren.SandboxID) error
 }
 
 // instant is the taking of a fork's snapshot. What its children need beside it is made ready meanwhile.
@@ -306,11 +308,11 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 		most = min(most, e.opts.MaxLifetime) // which was longer when the source was made
 	}
 	res := &ForkResult{Children: make([]Forked, len(names)), Kind: SnapshotKind(snap.row.Kind)}
-	group := ""
-	if r.All {
+	last := len(names) - 1
+	one, group := last == 0, ""
+	if r.All && !one { // one is all
 		group = string(snap.row.ID)
 	}
-	last := len(names) - 1
 	make1 := func(i int, copied func()) {
 		spec := Spec{
 			Name: names[i], Env: maps.Clone(r.Env), Labels: maps.Clone(row.Labels), IdleTimeout: row.Idle, TTL: ttl, TTLAction: IdleAction(row.TTLAction), MaxLifetime: most,
@@ -344,7 +346,13 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 				}
 				tell(p)
 			}}}
-			m := &making{caller: c, spec: spec, flight: f, from: &origin{snap: snap, source: row.ID, adopt: i == last, copied: copied, group: group, operator: have.Operator, instant: shot}}
+			o := &origin{snap: snap, source: row.ID, adopt: i == last, copied: copied, group: group, operator: have.Operator, instant: shot}
+			if one {
+				o.also = func(tx *store.Tx, id warren.SandboxID) error {
+					return tx.AppendEvent(e.forkEvent(c, &row, shot.stopped, []string{string(id)}))
+				}
+			}
+			m := &making{caller: c, spec: spec, flight: f, from: o}
 			res.Children[i].Sandbox, err = e.make(ctx, m)
 		}
 		res.Children[i].Err = err
@@ -382,7 +390,9 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	none := len(errs) > 0 && (r.All || made == 0 || ctx.Err() != nil)
 	if why == nil && !none {
 		go shot.drop() // the execution of each child has read what it needs
-		why = e.completeFork(ctx, c, &row, group, res)
+		if !one {
+			why = e.completeFork(ctx, c, &row, group, res)
+		}
 		if why != nil && !r.All {
 			e.log.Warn("event of a fork not recorded", "sandbox", row.ID, "error", why)
 			why = nil
@@ -409,7 +419,18 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	return nil, errs[0]
 }
 
-// completeFork records a fork. From then on the children of one that is all or nothing stay.
+// forkEvent is what is recorded of a fork.
+func (e *Engine) forkEvent(c Caller, source *store.Sandbox, stopped time.Duration, ids []string) *store.Event {
+	children := "1 child"
+	if len(ids) != 1 {
+		children = fmt.Sprintf("%d children", len(ids))
+	}
+	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%s, stood still for %s", children, stopped.Round(100*time.Microsecond)))
+	ev.Fields = map[string]string{"children": strings.Join(ids, " ")}
+	return ev
+}
+
+// completeFork records a fork of several children. From then on those of one that is all or nothing stay.
 func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandbox, group string, res *ForkResult) error {
 	var ids []string
 	for _, ch := range res.Children {
@@ -417,12 +438,7 @@ func (e *Engine) completeFork(ctx context.Context, c Caller, source *store.Sandb
 			ids = append(ids, string(ch.Sandbox.ID))
 		}
 	}
-	children := "1 child"
-	if len(ids) != 1 {
-		children = fmt.Sprintf("%d children", len(ids))
-	}
-	ev := e.event(c.User, "sandbox.fork", source, fmt.Sprintf("%s, stood still for %s", children, res.Stopped.Round(100*time.Microsecond)))
-	ev.Fields = map[string]string{"children": strings.Join(ids, " ")}
+	ev := e.forkEvent(c, source, res.Stopped, ids)
 	if err := e.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		if group != "" {
 			if err := tx.CompleteFork(group); err != nil {

@@ -24,7 +24,7 @@ import (
 
 const module = "gvisor.dev/gvisor"
 
-//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go boot/ahead.go state/plain.go state/parallel.go gofer/mount.go
+//go:embed pgalloc/holes.go boot/busy.go boot/clocks.go boot/copier.go boot/ahead.go boot/mapped.go state/plain.go state/parallel.go gofer/mount.go
 var sources embed.FS
 
 // source is a file of our own, and where it goes.
@@ -36,6 +36,7 @@ var added = []source{
 	{"boot/clocks.go", "runsc/boot/warren_clocks.go"},
 	{"boot/copier.go", "runsc/boot/warren_copier.go"},
 	{"boot/ahead.go", "runsc/boot/warren_ahead.go"},
+	{"boot/mapped.go", "runsc/boot/warren_mapped.go"},
 	{"state/plain.go", "pkg/state/warren_plain.go"},
 	{"state/parallel.go", "pkg/state/warren_parallel.go"},
 	{"gofer/mount.go", "pkg/sentry/fsimpl/gofer/warren_mount.go"},
@@ -71,6 +72,9 @@ var edits = []edit{
 	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\t\ttimer.Reached(\"open FDs validated\")\n", ""}, // which is another goroutine's
 	{"runsc/cmd/sentry/sentrycmd/boot.go", "\t\"strings\"\n", "\t\"strings\"\n\t\"sync\"\n"},
 	{"pkg/sentry/platform/systrap/systrap.go", "// NewContext returns an interruptible platformContext.\n", prepareStubs + "// NewContext returns an interruptible platformContext.\n"},
+	// See mapped.go.
+	{"runsc/boot/restore.go", "\t// Since we have a new kernel we also must make a new watchdog.\n", "\tmapAhead(l.k)\n\n\t// Since we have a new kernel we also must make a new watchdog.\n"},
+	{"pkg/sentry/mm/address_space.go", "// unmapASLocked removes all", mapMemory + "// unmapASLocked removes all"},
 	// See copier.go.
 	{"runsc/boot/controller.go", "\t\tstateio.NewPagesFileFDReaderDefault(int32(pagesFile.Release())),", "\t\tnewCopier(int32(pagesFile.Release())),"},
 	// See clocks.go.
@@ -78,6 +82,11 @@ var edits = []edit{
 	{"runsc/boot/restore.go", "clocks := time.NewCalibratedClocks(", "clocks := calibrated(time.NewCalibratedClocks, "},
 	// Each of the 20,000 objects of a kernel was timed for a table in a debug log, which was a tenth of all that its save and load took.
 	{"pkg/state/stats.go", "now := gohacks.Nanotime()", "now := s.last"},
+	// What nobody reads was written all the same, tables of types and of times among it, 2 ms of each fork: there is a log where it is asked for only.
+	{"pkg/log/log.go", "Level: Info, Emitter: GoogleEmitter", "Level: Warning, Emitter: GoogleEmitter"},
+	{"pkg/timing/timing.go", "\tt.End()\n\ttype pointType int\n", "\tt.End()\n\tif !log.IsLogging(log.Info) {\n\t\treturn\n\t}\n\ttype pointType int\n"},
+	{"pkg/sentry/kernel/kernel.go", "stats.String())\n\tlog.Infof(\"Kernel load took [%s].\", time.Since(kernelStart))\n\ttimeline", "&stats)\n\tlog.Infof(\"Kernel load took [%s].\", time.Since(kernelStart))\n\ttimeline"},
+	{"pkg/sentry/kernel/kernel.go", "\t\tlog.Infof(\"Kernel save stats: %s\", stats.String())\n", "\t\tlog.Infof(\"Kernel save stats: %s\", &stats)\n"},
 	// See plain.go.
 	{"pkg/state/encode.go", "\tstats Stats\n", "\tstats Stats\n\n\tplain map[reflect.Type]plain\n"},
 	{"pkg/state/encode.go", "\t\tes.encodeStruct(obj, dest)\n", "\t\tif !encodePlain(es.plain, obj, how != encodeDefault, dest) {\n\t\t\tes.encodeStruct(obj, dest)\n\t\t}\n"},
@@ -174,6 +183,35 @@ func (p *Systrap) Prepare(n int, more func() bool) error {
 		defer s.Release()
 	}
 	return nil
+}
+
+`
+
+const mapMemory = `// MapAhead maps so many pieces of what mm has that is not mapped yet, and returns how many. Nothing else uses mm. With text also what it executes has.
+func (mm *MemoryManager) MapAhead(ctx context.Context, most int, text bool) (n int) {
+	if mm.as == nil {
+		return 0
+	}
+	mm.mappingMu.RLock()
+	defer mm.mappingMu.RUnlock()
+	mm.activeMu.Lock()
+	defer mm.activeMu.Unlock()
+	for vseg := mm.vmas.FirstSegment(); text && vseg.Ok(); vseg = vseg.NextSegment() {
+		if vma := vseg.ValuePtr(); vma.mappable != nil && vma.effectivePerms.Execute {
+			// What fails does so again for who uses it.
+			_, _, _ = mm.getPMAsLocked(ctx, vseg, vseg.Range(), hostarch.NoAccess, false, false)
+		}
+	}
+	for pseg := mm.pmas.FirstSegment(); pseg.Ok() && n < most; pseg = pseg.NextSegment() {
+		if mf, ok := pseg.ValuePtr().file.(*pgalloc.MemoryFile); ok && mf.IsAsyncLoading() {
+			break // or it would be waited for
+		}
+		if err := mm.mapASLocked(ctx, pseg, pseg.Range(), memmap.PlatformEffectDefault); err != nil {
+			break
+		}
+		n++
+	}
+	return n
 }
 
 `
