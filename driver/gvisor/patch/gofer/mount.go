@@ -1,5 +1,6 @@
 //go:build linux
 
+// Package gofer is compiled as a part of gVisor's package of that name, see the program in the directory above.
 package gofer
 
 import (
