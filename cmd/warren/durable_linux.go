@@ -180,6 +180,8 @@ func (w workspaces) BeginCopy(ctx context.Context, from, to warren.WorkspaceID, 
 	return c, nil
 }
 
+func (w workspaces) Sync(ctx context.Context, id warren.WorkspaceID) error { return w.s.Sync(ctx, id) }
+
 func (w workspaces) ReplaceNeeds(ctx context.Context, from warren.WorkspaceID) (int64, error) {
 	return w.s.ReplaceNeeds(ctx, from)
 }

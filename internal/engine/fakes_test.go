@@ -173,6 +173,7 @@ type dirWorkspaces struct {
 	populate error
 	remove   error
 	replace  error // of all copies for a rollback
+	sync     error
 	slow     time.Duration
 	usage    func(warren.WorkspaceID) (total, shared int64)
 	stuck    chan struct{} // when set, a copy for a rollback is told to it and waits for its context
@@ -306,6 +307,12 @@ func (r dirReplacement) Commit(context.Context) error {
 }
 
 func (r dirReplacement) Abort() { os.RemoveAll(r.tmp()) }
+
+func (d *dirWorkspaces) Sync(context.Context, warren.WorkspaceID) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.sync
+}
 
 func (d *dirWorkspaces) Adopt(_ context.Context, from, to warren.WorkspaceID) error {
 	return os.Rename(d.path(from), d.path(to))

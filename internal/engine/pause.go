@@ -332,6 +332,10 @@ func (e *Engine) pause(ctx context.Context, sb *sandbox, actor string) error {
 		e.metrics.driverError(row.Driver, "snapshot")
 		return fmt.Errorf("driver %s: %w", row.Driver, err)
 	}
+	// Nothing writes any more. What a program has open must be as it was when it goes on, also after the machine was without power.
+	if err := e.opts.Workspaces.Sync(ctx, row.WorkspaceID); err != nil {
+		return err
+	}
 	if err := fpPauseWritten.Hit(); err != nil {
 		return err
 	}

@@ -104,6 +104,16 @@ func TestPauseOutlivesServer(t *testing.T) {
 func TestPauseFails(t *testing.T) {
 	r := newRig(t, nil)
 	sb := r.create(alice, Spec{})
+	// Its files have to be on disk as well.
+	r.spaces.mu.Lock()
+	r.spaces.sync = errors.New("the disk is broken")
+	r.spaces.mu.Unlock()
+	if _, err := r.Pause(t.Context(), alice, string(sb.ID)); err == nil || !strings.Contains(err.Error(), "the disk is broken") {
+		t.Errorf("pause: %v", err)
+	}
+	r.spaces.mu.Lock()
+	r.spaces.sync = nil
+	r.spaces.mu.Unlock()
 	r.world.Inject(fake.OpSnapshot, fake.Fault{Err: errors.New("the disk is full"), Times: 1})
 	_, err := r.Pause(t.Context(), alice, string(sb.ID))
 	if err == nil || !strings.Contains(err.Error(), "the disk is full") {

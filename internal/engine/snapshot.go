@@ -680,7 +680,11 @@ func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanw
 			return img.Size, "", meanwhile()
 		}
 		var files errgroup.Group
-		img, err := c.SnapshotTransient(ctx, id, e.memoryDir(p.row.ID), true, func() { files.Go(meanwhile) })
+		stood := false
+		img, err := c.SnapshotTransient(ctx, id, e.memoryDir(p.row.ID), true, func() { stood = true; files.Go(meanwhile) })
+		if err == nil && !stood {
+			err = errors.New("it did not say that the sandbox stands still")
+		}
 		if err != nil {
 			err = fail("snapshot", err)
 		}

@@ -549,6 +549,8 @@ type Workspaces interface {
 	ReplaceNeeds(ctx context.Context, from warren.WorkspaceID) (int64, error)
 	BeginReplace(ctx context.Context, id, from warren.WorkspaceID) (WorkspaceReplacement, error)
 	Adopt(ctx context.Context, from, to warren.WorkspaceID) error
+	// Sync returns when the files are on disk for good.
+	Sync(ctx context.Context, id warren.WorkspaceID) error
 	// Usage is the bytes on disk, and how many of them other workspaces have too.
 	Usage(ctx context.Context, id warren.WorkspaceID) (total, shared int64, err error)
 	Size(ctx context.Context, id warren.WorkspaceID) (int64, error)

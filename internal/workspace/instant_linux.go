@@ -423,6 +423,14 @@ func (s *Store) saveStamps(id warren.WorkspaceID, st *stamps) {
 	}
 }
 
+// Sync writes the files of a workspace to disk for good, along with whatever else is on its file system.
+func (s *Store) Sync(ctx context.Context, id warren.WorkspaceID) error {
+	if _, err := s.Get(ctx, id); err != nil {
+		return err
+	}
+	return syncFS(s.dir(id))
+}
+
 // syncFS writes what is dirty on the file system of a directory to disk.
 func syncFS(dir string) error {
 	d, err := os.Open(dir)

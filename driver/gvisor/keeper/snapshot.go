@@ -179,6 +179,9 @@ func (k *Keeper) snapshot(ctx context.Context, req *protocol.Request, files []*o
 	if err := tell(); err != nil {
 		return 0, err
 	}
+	if ctx.Err() != nil { // the defer says so
+		return 0, ctx.Err()
+	}
 	conf := *k.conf
 	err = kernel.Checkpoint(&conf, kernel.ID, img.plain(), gsandbox.CheckpointOpts{Compression: statefile.CompressionLevelNone, Resume: true})
 	if err != nil {

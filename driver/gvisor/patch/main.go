@@ -103,8 +103,6 @@ var edits = []edit{
 	{"pkg/state/decode.go", "\t\tfor i := uint64(0); i < numObjects; {\n", "\t\tnext, stop := readAhead(&ds.r, numObjects, safely)\n\t\tdefer stop()\n\t\tfor i := uint64(0); i < numObjects; {\n"},
 	{"pkg/state/decode.go", "// Unmarshal either a type object or object ID.\n\t\t\tencoded = wire.Load(&ds.r)", "// Unmarshal either a type object or object ID.\n\t\t\tencoded = next()"},
 	{"pkg/state/decode.go", "// Unmarshal and resolve the actual object.\n\t\t\t\tencoded = wire.Load(&ds.r)", "// Unmarshal and resolve the actual object.\n\t\t\t\tencoded = next()"},
-	{"pkg/state/encode.go", "\t\tfor _, id := range ids {\n\t\t\t// Encode the id.\n", "\t\tids, rest := writeAhead(ids, func(id objectID) wire.Object { return es.pending[id].encoded }, safely)\n\t\tfor _, id := range ids {\n\t\t\t// Encode the id.\n"},
-	{"pkg/state/encode.go", "\t\t\twire.Save(&es.w, oes.encoded)\n\t\t}\n", "\t\t\twire.Save(&es.w, oes.encoded)\n\t\t}\n\t\toes = nil\n\t\trest(&es.w)\n"},
 	// See mount.go.
 	{"runsc/boot/restore.go", "\t\tfor i, fd := range cont.stdioFDs {\n\t\t\tkey", "\t\tif len(r.containers) == 1 { // else there is more in the map\n\t\t\tgofer.MountAhead(restoreMnts.fdmap)\n\t\t}\n\t\tfor i, fd := range cont.stdioFDs {\n\t\t\tkey"},
 	{"runsc/boot/restore.go", "\t\"gvisor.dev/gvisor/pkg/sentry/fsimpl/host\"\n", "\t\"gvisor.dev/gvisor/pkg/sentry/fsimpl/gofer\"\n\t\"gvisor.dev/gvisor/pkg/sentry/fsimpl/host\"\n"},
@@ -112,8 +110,8 @@ var edits = []edit{
 	{"pkg/sentry/fsimpl/gofer/gofer.go", "\t\trootHostFD int\n\t)\n\tfs.client, rootInode, rootHostFD, err = lisafs.NewClient(sock)", "\t\trootHostFD int\n\t\terr error\n\t)\n\tfs.client, rootInode, rootHostFD, err = newClient(fs.opts.fd)"},
 	{"pkg/sentry/fsimpl/gofer/gofer.go", "\t\"gvisor.dev/gvisor/pkg/unet\"\n", ""},
 	// When a sandbox is saved, what it has written reaches its files, and those are written to disk. gVisor did the latter for each file that is open or
-	// mapped. Of those that were only read, the libraries of each program, there is nothing to write; the disk was made to empty its cache for each of
-	// them nevertheless, one after the other, 2 ms for an idle agent on a fast one.
+	// mapped. For those that are only read, the libraries of each program, the disk was made to empty its cache too, one after the other, 2 ms for an idle agent
+	// on a fast one. Who keeps an image for good writes the whole file system to disk once.
 	{"pkg/sentry/fsimpl/gofer/save_restore.go", "fs.Sync(ctx)", "fs.syncWritten(ctx)"},
 	{"pkg/sentry/fsimpl/gofer/save_restore.go", "// beforeSave is invoked by stateify.\nfunc (d *dentry)", syncWritten + "// beforeSave is invoked by stateify.\nfunc (d *dentry)"},
 	{"pkg/sentry/fsimpl/gofer/save_restore.go", "import (\n", "import (\n\t\"errors\"\n"},

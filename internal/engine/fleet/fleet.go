@@ -288,6 +288,7 @@ func (w workspaces) ReplaceNeeds(context.Context, warren.WorkspaceID) (int64, er
 func (w workspaces) BeginReplace(context.Context, warren.WorkspaceID, warren.WorkspaceID) (engine.WorkspaceReplacement, error) {
 	return nil, errNothing
 }
+func (w workspaces) Sync(context.Context, warren.WorkspaceID) error { return nil }
 func (w workspaces) Adopt(context.Context, warren.WorkspaceID, warren.WorkspaceID) error {
 	return errNothing
 }
