@@ -66,7 +66,7 @@ func (s *short) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestParallel saves and loads so many objects that two goroutines do it, and fewer.
+// TestParallel saves and loads so many objects that another goroutine reads them, and fewer.
 func TestParallel(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for _, count := range []int{1, 511, 512, 513, 700, 5000} {
@@ -110,7 +110,7 @@ func TestParallel(t *testing.T) {
 			bad[n] ^= 1 << rand.IntN(8)
 			state.Load(t.Context(), bytes.NewReader(bad), new(node))
 		}
-		// A writer that fails does so whoever has written.
+		// A writer that fails does so wherever that is.
 		for _, n := range []int{0, len(whole) / 4, len(whole) * 3 / 4, len(whole) - len("what comes after") - 1} {
 			if _, err := state.Save(t.Context(), &short{n}, root); !errors.Is(err, errShort) {
 				t.Errorf("%d objects, room for %d bytes of %d: %v", count, n, len(whole), err)
