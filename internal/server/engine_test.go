@@ -53,6 +53,8 @@ func (w plainWorkspaces) Prepare(ctx context.Context, id warren.WorkspaceID, _ e
 
 func (w plainWorkspaces) Populate(context.Context, warren.WorkspaceID) error { return nil }
 
+func (w plainWorkspaces) Sync(context.Context, warren.WorkspaceID) error { return nil }
+
 func (w plainWorkspaces) Get(_ context.Context, id warren.WorkspaceID) (*engine.WorkspaceDirs, error) {
 	return &engine.WorkspaceDirs{Files: filepath.Join(w.dir, string(id), "files"), Home: filepath.Join(w.dir, string(id), "home")}, nil
 }
