@@ -172,7 +172,8 @@ func (a *arena) attack(id warren.SandboxID, user, name string, args ...string) f
 	}
 	res, err := a.guest(id).Try(a, Command{User: user, Args: append([]string{probePath, "attack", name, string(text)}, args...)})
 	if err != nil {
-		a.t.Fatalf("the attack as %s: %v", user, err)
+		s, found := a.list(a.d, id)
+		a.t.Fatalf("the attack as %s: %v; List says of its sandbox (there: %v) %+v", user, err, found, s)
 	}
 	var r field.Report
 	if err := json.Unmarshal([]byte(res.Stdout), &r); err != nil {

@@ -27,6 +27,7 @@ import (
 	"github.com/warren-sandbox/warren/driver/drivertest"
 	"github.com/warren-sandbox/warren/driver/fake"
 	"github.com/warren-sandbox/warren/internal/bench/hostproc"
+	"github.com/warren-sandbox/warren/internal/duplex"
 	"github.com/warren-sandbox/warren/internal/engine"
 	"github.com/warren-sandbox/warren/internal/server"
 	"github.com/warren-sandbox/warren/internal/store"
@@ -108,7 +109,7 @@ func (d overSocket) Dial(ctx context.Context, id warren.SandboxID, port uint16) 
 		return nil, fmt.Errorf("sandbox %s is %s: %w", id, sb.State, warren.ErrState)
 	}
 	near, far := net.Pipe()
-	go http.Serve(&once{conn: far}, &httputil.ReverseProxy{
+	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "localhost", "localhost"
 			r.Out.URL.Path = fmt.Sprintf("/v1/sandboxes/%s/ports/%d%s", sb.ID, port, r.In.URL.Path)
@@ -126,7 +127,14 @@ func (d overSocket) Dial(ctx context.Context, id warren.SandboxID, port uint16) 
 		FlushInterval: -1,
 		// Sandboxes are killed in the middle of answers.
 		ErrorLog: log.New(io.Discard, "", 0),
-	})
+	}
+	go http.Serve(&once{conn: far}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A command answers before its request has ended. net/http would close the request's body then, under the transport that
+		// sends it on, which takes that for an error and cuts the answer.
+		w, r, body := duplex.Enable(w, r)
+		defer body.Finish()
+		proxy.ServeHTTP(w, r)
+	}))
 	return near, nil
 }
 
