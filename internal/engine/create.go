@@ -562,6 +562,9 @@ func (m *making) build(ctx context.Context) error {
 	}
 	err := m.start(ctx)
 	e.starts.release()
+	if err == nil && m.from != nil {
+		err = m.from.instant.waitRuns(ctx)
+	}
 	if err != nil {
 		return err
 	}

@@ -50,16 +50,25 @@ type origin struct {
 
 // instant is the taking of a fork's snapshot. What its children need beside it is made ready meanwhile.
 type instant struct {
-	over    chan struct{}
+	over chan struct{} // closed when the snapshot is there, or will not be
+	err  error         // why it will not be
+	drop func()        // removes the snapshot, which must be there
+
+	ran     chan struct{} // closed after over, when the source runs on; never if the snapshot will not be there
 	stopped time.Duration
-	err     error
-	drop    func() // removes the snapshot, which must be there
+	stuck   error // why the source does not run on
 }
 
 // end says that the snapshot is there, or will not be.
-func (i *instant) end(stopped time.Duration, err error) {
-	i.stopped, i.err = stopped, err
+func (i *instant) end(err error) {
+	i.err = err
 	close(i.over)
+}
+
+// runs says that the source runs on after a while, or does not.
+func (i *instant) runs(stopped time.Duration, err error) {
+	i.stopped, i.stuck = stopped, err
+	close(i.ran)
 }
 
 // wait waits until the snapshot is there.
@@ -70,6 +79,19 @@ func (i *instant) wait(ctx context.Context) error {
 	select {
 	case <-i.over:
 		return i.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// waitRuns waits until the source runs on as well: no child counts before.
+func (i *instant) waitRuns(ctx context.Context) error {
+	if i == nil {
+		return nil
+	}
+	select {
+	case <-i.ran:
+		return i.stuck
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -213,28 +235,22 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 		return nil, err
 	}
 	// The children are put on record, and their network cards and budgets made ready, while the source stands still.
-	shot := &instant{over: make(chan struct{})}
+	shot := &instant{over: make(chan struct{}), ran: make(chan struct{})}
 	var res *ForkResult
 	var made errgroup.Group
-	snap, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, transient: true, tell: tell, intended: func(p *snapshot) {
+	snap, stood, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, transient: true, tell: tell, intended: func(p *snapshot) {
 		made.Go(func() (err error) {
 			res, err = e.children(ctx, c, sb, p, r, names, shot, tell)
 			return err
 		})
 	}})
 	if err != nil {
-		shot.end(0, err)
+		shot.end(err)
 		_ = made.Wait() // which fails as the snapshot did
 		err = e.cut(ctx, "fork", sb, err)
 		e.finish(sb, op, err)
 		return nil, err
 	}
-	// The source is free again; the children are made of the snapshot.
-	e.mu.Lock()
-	op.cancel = nil
-	e.mu.Unlock()
-	e.touch(sb)
-	e.finish(sb, op, nil)
 	shot.drop = sync.OnceFunc(func() {
 		e.mu.Lock()
 		snap.removing = true
@@ -247,7 +263,18 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 		fpForkDropped.Hit()
 	})
 	defer shot.drop()
-	shot.end(stopped, fpForkTaken.Hit())
+	shot.end(fpForkTaken.Hit())
+	stopped, err := stood.wait()
+	if err != nil {
+		err = e.cut(ctx, "fork", sb, err)
+	}
+	// The source is free again; the children are made of the snapshot.
+	e.mu.Lock()
+	op.cancel = nil
+	e.mu.Unlock()
+	e.touch(sb)
+	e.finish(sb, op, err)
+	shot.runs(stopped, err)
 	if err := made.Wait(); err != nil {
 		return nil, err
 	}
@@ -375,6 +402,7 @@ func (e *Engine) children(ctx context.Context, c Caller, sb *sandbox, snap *snap
 	if <-shot.over; shot.err != nil { // also where no child came as far as to wait for it
 		return nil, shot.err
 	}
+	<-shot.ran
 	res.Stopped = shot.stopped
 	why := fpForkMade.Hit()
 	if why != nil && !r.All {

@@ -342,7 +342,7 @@ func (e *Engine) Snapshot(ctx context.Context, c Caller, r SnapshotRequest, prog
 		e.finish(sb, op, err)
 		return nil, fmt.Errorf("snapshot of sandbox %s: %w", sb.label(), err)
 	}
-	p, stopped, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, name: r.Name, filesOnly: r.FilesOnly, tell: progress})
+	p, stood, err := e.takeSnapshot(ctx, sb, taking{actor: c.User, name: r.Name, filesOnly: r.FilesOnly, tell: progress})
 	if err != nil {
 		err = e.cut(ctx, "snapshot", sb, err)
 	}
@@ -354,7 +354,7 @@ func (e *Engine) Snapshot(ctx context.Context, c Caller, r SnapshotRequest, prog
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	v := e.viewSnapshot(p)
-	v.Stopped = stopped
+	v.Stopped, _ = stood.wait() // which it does not any more
 	return v, nil
 }
 
@@ -383,17 +383,20 @@ type taking struct {
 	intended func(*snapshot)
 }
 
-// takeSnapshot keeps the instant of a sandbox that the caller holds, or leaves nothing, and returns how long it stood still.
-func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *snapshot, stopped time.Duration, err error) {
+// takeSnapshot keeps the instant of a sandbox that the caller holds, or leaves nothing. It may return before the sandbox runs on, as what
+// it returns says.
+func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *snapshot, _ *standing, err error) {
 	p, spec, err := e.intendSnapshot(ctx, sb, o)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
+	stood := &standing{}
 	stored := false
 	defer func() {
 		if err == nil {
 			return
 		}
+		_, _ = stood.wait() // whose error, if it has one, is not what went wrong
 		bg, cancel := context.WithTimeout(e.ctx, e.opts.DeleteTimeout)
 		defer cancel()
 		if stored {
@@ -411,23 +414,23 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	}()
 	row := p.row
 	if err := e.store.Update(ctx, func(tx *store.Tx) error { return tx.InsertSnapshot(&row, spec) }); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	stored = true
 	if err := fpSnapshotIntent.Hit(); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	if o.intended != nil {
 		o.intended(p)
 	}
 	like, release := e.likeOf(sb, p)
 	defer release() // when it counts: until then what they share counts for that one
-	img, sum, stopped, err := e.keepInstant(ctx, sb, p, like, o)
+	img, sum, err := e.keepInstant(ctx, sb, p, like, o, stood)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	if err := fpSnapshotWritten.Hit(); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	row.State, row.MemorySize, row.RootSum = snapReady, img, sum
 	if !o.transient {
@@ -435,12 +438,12 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 		defer e.sharing.Unlock()
 		total, shared, err := e.opts.Workspaces.Usage(ctx, row.FilesID)
 		if err != nil {
-			return nil, 0, err
+			return nil, nil, err
 		}
 		row.FilesSize = total - shared
 		if SnapshotKind(row.Kind) == MemorySnapshot {
 			if row.MemorySize, err = e.ownMemory(&row); err != nil {
-				return nil, 0, err
+				return nil, nil, err
 			}
 		}
 	}
@@ -450,10 +453,11 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	sbRow := sb.row
 	e.mu.Unlock()
 	if err != nil {
-		return nil, 0, fmt.Errorf("it takes %s of disk: %w", size(row.MemorySize+row.FilesSize), err)
+		return nil, nil, fmt.Errorf("it takes %s of disk: %w", size(row.MemorySize+row.FilesSize), err)
 	}
 	sbRow.SnapshotID = row.ID
 	if !o.transient { // the record of one that is goes with it, and at the next start, whatever it says
+		stopped, _ := stood.wait()
 		err = e.store.Update(ctx, func(tx *store.Tx) error {
 			if err := tx.UpdateSnapshot(&row); err != nil {
 				return err
@@ -470,7 +474,7 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 	defer e.mu.Unlock()
 	if err != nil {
 		e.unreserve(row.Owner, sized.disk())
-		return nil, 0, err
+		return nil, nil, err
 	}
 	// One by one: of a fork's, others read what it is of.
 	p.row.State, p.row.MemorySize, p.row.FilesSize, p.row.RootSum = row.State, row.MemorySize, row.FilesSize, row.RootSum
@@ -478,8 +482,8 @@ func (e *Engine) takeSnapshot(ctx context.Context, sb *sandbox, o taking) (_ *sn
 		sb.row.SnapshotID = row.ID
 	}
 	fpSnapshotReady.Hit() // too late to fail
-	e.log.Info("snapshot", "sandbox", row.SandboxID, "snapshot", row.ID, "kind", row.Kind, "stopped", stopped)
-	return p, stopped, nil
+	e.log.Info("snapshot", "sandbox", row.SandboxID, "snapshot", row.ID, "kind", row.Kind)
+	return p, stood, nil
 }
 
 // intendSnapshot decides what a snapshot of sb will hold, and takes its name.
@@ -571,9 +575,9 @@ func withNetwork(text json.RawMessage, network string) (json.RawMessage, error) 
 	return json.Marshal(s)
 }
 
-// keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, of a layer of the root also the
-// checksum, and how long the sandbox stood still. The size is without what the image has from that in the directory like.
-func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like string, o taking) (size int64, sum string, stopped time.Duration, err error) {
+// keepInstant makes the files of a snapshot. It returns the size of what is beside the workspace, of a layer of the root also the checksum. That
+// of a fork may still stand still then. The size is without what the image has from that in the directory like.
+func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like string, o taking, stood *standing) (size int64, sum string, err error) {
 	if SnapshotKind(p.row.Kind) == FilesSnapshot {
 		sum = noRoot // unless it runs and has changed something
 	}
@@ -582,16 +586,16 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like
 	e.mu.Unlock()
 	dir := e.snapshotDir(p.row.ID)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return 0, "", 0, plainPath(err)
+		return 0, "", plainPath(err)
 	}
 	o.tell(Progress{Step: "copy workspace"})
 	cp, err := e.opts.Workspaces.BeginCopy(ctx, ws, p.row.FilesID, !o.transient)
 	if err != nil {
-		return 0, "", 0, err
+		return 0, "", err
 	}
 	defer cp.Abort()
 	if err := fpSnapshotBegun.Hit(); err != nil {
-		return 0, "", 0, err
+		return 0, "", err
 	}
 	o.tell(Progress{Step: "save " + p.row.Kind})
 	began, _ := e.clock.Steady()
@@ -607,6 +611,11 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like
 			}
 			return cp.Finish(ctx)
 		})
+		e.runOn(sb, began, stood)
+		if err != nil || !o.transient { // a fork's children begin meanwhile
+			_, terr := stood.wait()
+			err = errors.Join(err, terr)
+		}
 	default:
 		if state == Failed {
 			size, sum, err = e.keepOwed(ctx, id, p)
@@ -615,48 +624,66 @@ func (e *Engine) keepInstant(ctx context.Context, sb *sandbox, p *snapshot, like
 			err = cp.Finish(ctx)
 		}
 	}
-	ended, _ := e.clock.Steady()
 	if err != nil {
-		return 0, "", 0, err
+		return 0, "", err
 	}
 	if err := fpSnapshotThawed.Hit(); err != nil {
-		return 0, "", 0, err
+		return 0, "", err
 	}
 	if _, err := cp.Commit(ctx); err != nil {
-		return 0, "", 0, err
+		return 0, "", err
 	}
 	if !o.transient {
 		if c, ok := driver.As[driver.Copier](e.opts.Drivers[p.row.Driver]); ok && state == Running && SnapshotKind(p.row.Kind) == MemorySnapshot {
 			img, err := c.Seal(ctx, e.memoryDir(p.row.ID), like)
 			if err != nil {
-				return 0, "", 0, fmt.Errorf("driver %s: %w", p.row.Driver, err)
+				return 0, "", fmt.Errorf("driver %s: %w", p.row.Driver, err)
 			}
 			size = img.Size
 		}
 		if err := syncTree(dir); err != nil {
-			return 0, "", 0, plainPath(err)
+			return 0, "", plainPath(err)
 		}
 		if err := syncDir(e.opts.SnapshotDir); err != nil {
-			return 0, "", 0, plainPath(err)
+			return 0, "", plainPath(err)
 		}
 	}
-	if state != Running {
-		return size, sum, 0, nil
-	}
-	return size, sum, ended - began, nil
+	return size, sum, nil
 }
 
-// standStill keeps the memory, or the root's changes with their checksum, of a running sandbox, and does what is to be done at the same instant.
+// standing is a sandbox that may stand still for its snapshot.
+type standing struct {
+	over    chan struct{} // closed when it runs on; nil if it does not stand still
+	stopped time.Duration
+	err     error
+}
+
+// wait waits until the sandbox runs on, and returns for how long it did not.
+func (s *standing) wait() (time.Duration, error) {
+	if s.over != nil {
+		<-s.over
+	}
+	return s.stopped, s.err
+}
+
+// runOn begins to let a sandbox run on that has stood still since began.
+func (e *Engine) runOn(sb *sandbox, began time.Duration, stood *standing) {
+	stood.over = make(chan struct{})
+	go func() {
+		defer close(stood.over)
+		if err := e.letRun(sb); err != nil {
+			stood.err = fmt.Errorf("the sandbox could not be let run on: driver %s: %w", sb.row.Driver, err)
+		}
+		ended, _ := e.clock.Steady()
+		stood.stopped = ended - began
+	}()
+}
+
+// standStill keeps the memory, or the root's changes with their checksum, of a running sandbox, and does what is to be done at the same instant. The
+// sandbox may stand still afterwards, also when it fails.
 func (e *Engine) standStill(ctx context.Context, sb *sandbox, p *snapshot, meanwhile func() error) (size int64, sum string, err error) {
 	d, id := e.opts.Drivers[p.row.Driver], sb.row.ID
 	freezer, freezes := driver.As[driver.Freezer](d)
-	if freezes {
-		defer func() {
-			if terr := e.letRun(sb); terr != nil {
-				err = errors.Join(err, fmt.Errorf("the sandbox could not be let run on: driver %s: %w", p.row.Driver, terr))
-			}
-		}()
-	}
 	fail := func(what string, err error) error {
 		e.metrics.driverError(p.row.Driver, what)
 		return fmt.Errorf("driver %s: %w", p.row.Driver, err)
