@@ -201,11 +201,11 @@ func (p *pool) take(spec *protocol.Spec, cold bool) *spare {
 	return nil
 }
 
-// takeFrom takes an entry of a class; p.mu is held.
+// takeFrom takes the oldest entry of a class, which has done most of what it does ahead; p.mu is held.
 func (p *pool) takeFrom(c *class) *spare {
 	for len(c.ready) > 0 {
-		e := c.ready[len(c.ready)-1]
-		c.ready = c.ready[:len(c.ready)-1]
+		e := c.ready[0]
+		c.ready = c.ready[1:]
 		if e.meta.Sandbox.alive() && e.meta.Gofer.alive() {
 			return e
 		}
