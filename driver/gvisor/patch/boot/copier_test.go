@@ -9,7 +9,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -136,5 +138,80 @@ func TestCopier(t *testing.T) {
 	}
 	if _, err := unix.FcntlInt(uintptr(into[0].(int)), unix.F_GETFD, 0); err != unix.EBADF {
 		t.Errorf("a descriptor is left open: %v", err)
+	}
+}
+
+// TestCopierMaps copies much while somebody else writes all the time: what is little waits, and all else goes into the mapping.
+func TestCopierMaps(t *testing.T) {
+	const little, size = copyLittle, copyLittle + 4<<20 + 4096
+	content := make([]byte, size)
+	for i := range content {
+		content[i] = byte(rand.Uint32())
+	}
+	from, to := temp(t, "pages", content), temp(t, "memory", nil)
+	if err := to.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(int(to.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	fd, err := unix.Dup(int(from.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCopier(int32(fd)).(*copier)
+	defer c.Close()
+	into, err := c.RegisterDestinationFD(int32(to.Fd()), size, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := func(id int, want int) {
+		t.Helper()
+		done, err := c.Wait(nil, 1)
+		if err != nil || len(done) != 1 || done[0].ID != id || done[0].N != uint64(want) || done[0].Err != nil {
+			t.Fatalf("job %d: %+v, %v", id, done, err)
+		}
+	}
+	// wrong has b begin where it was cut: as it is to lie in memory.
+	wrong := func(b []byte, cut int) { copy(b, slices.Concat(b[cut:], b[:cut])) }
+	c.writing.Lock()
+	// Whole, and in two pieces that lie the other way round.
+	for at, id := little, 0; at < size; id++ {
+		n := min(copyBytes, size-at)
+		fr := memmap.FileRange{Start: uint64(at), End: uint64(at + n)}
+		if n < 8192 || id%2 == 0 {
+			c.AddRead(id, int64(at), into, fr, mem[at:at+n])
+		} else {
+			frs := []memmap.FileRange{{Start: fr.Start + 4096, End: fr.End}, {Start: fr.Start, End: fr.Start + 4096}}
+			v := make([]unix.Iovec, 2)
+			for i, r := range frs {
+				v[i].Base = &mem[r.Start]
+				v[i].SetLen(int(r.Length()))
+			}
+			c.AddReadv(id, int64(at), uint64(n), into, frs, v)
+			wrong(content[at:at+n], n-4096)
+		}
+		copied(id, n)
+		at += n
+	}
+	c.AddRead(1, 0, into, memmap.FileRange{Start: 0, End: copyBytes}, mem[:copyBytes])
+	time.Sleep(20 * time.Millisecond)
+	if mem[0] != 0 || mem[1] != 0 || mem[2] != 0 || mem[3] != 0 {
+		t.Error("a little was not written in its turn")
+	}
+	c.writing.Unlock()
+	copied(1, copyBytes)
+	if !bytes.Equal(mem[:copyBytes], content[:copyBytes]) || !bytes.Equal(mem[little:], content[little:]) {
+		t.Error("the memory holds something else")
+	}
+	// The image ends early.
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.AddRead(2, size-4096, into, memmap.FileRange{Start: 0, End: 8192}, mem[:8192])
+	done, err := c.Wait(nil, 1)
+	if err != nil || len(done) != 1 || done[0].N != 4096 || !errors.Is(done[0].Err, io.EOF) {
+		t.Errorf("past the end: %+v, %v", done, err)
 	}
 }
