@@ -16,7 +16,7 @@ import (
 
 // copier reads the pages of an image into the files in which a sandbox's memory is. Read into mappings of these, each page is asked for by a
 // fault of its own, cleared, and mapped into the sentry, which looks at few of them: 2.2 MB took 9 ms of two processors. Written, it is given its
-// pages for half of that, but by one at a time: who would have to wait for another copies into the mapping all the same where there is much to copy.
+// pages for half of that, but by one at a time: who would have to wait for another reads into the mapping all the same where there is much to copy.
 type copier struct {
 	fd      int
 	jobs    chan copyJob
@@ -36,8 +36,9 @@ type copyJob struct {
 }
 
 const (
-	copyBytes    = 256 << 10 // of a job, which is read at once and mostly in the processor's cache still when it is written
+	copyBytes    = 256 << 10 // of a job
 	copyParallel = 128       // jobs
+	copyBuffer   = 64 << 10  // is read at a time, and still in the processor's cache when it is written
 	copyLittle   = 8 << 20   // is written in any case: what is mapped takes memory for that too
 )
 
@@ -98,42 +99,64 @@ func (c *copier) Wait(cs []stateio.Completion, least int) ([]stateio.Completion,
 }
 
 func (c *copier) work() {
-	buf := make([]byte, copyBytes)
+	buf := make([]byte, copyBuffer)
 	for j := range c.jobs {
 		n, err := c.copy(j, buf)
 		c.done <- stateio.Completion{ID: j.id, N: n, Err: err}
 	}
 }
 
-// copy returns how much it has copied, and why that is not all. What it reads lies together, and where it goes does not.
+// copy returns how much it has copied, and why that is not all.
 func (c *copier) copy(j copyJob, buf []byte) (uint64, error) {
-	size := uint64(0)
-	for _, fr := range j.frs {
-		size += fr.Length()
-	}
-	ready, err := c.read(buf[:size], j.off)
 	if j.off < copyLittle {
 		c.writing.Lock()
 	} else if !c.writing.TryLock() {
-		total := 0
-		for _, v := range j.mem {
-			total += copy(unsafe.Slice(v.Base, v.Len), ready[total:])
+		n, err := c.fill(j)
+		if err != unix.EFAULT {
+			return n, err
 		}
-		return uint64(total), err
+		c.writing.Lock() // there is no memory for it, of which only who writes is told more
 	}
 	defer c.writing.Unlock()
-	n, werr := j.write(ready)
-	if werr != nil {
-		err = werr
-	}
-	return n, err
+	return c.write(j, buf)
 }
 
-func (j *copyJob) write(b []byte) (total uint64, err error) {
+// fill reads into the mapping.
+func (c *copier) fill(j copyJob) (total uint64, err error) {
+	for _, v := range j.mem {
+		for b := unsafe.Slice(v.Base, v.Len); len(b) > 0; {
+			n, err := c.read(b, j.off+int64(total))
+			if err != nil {
+				return total, err
+			}
+			b = b[n:]
+			total += uint64(n)
+		}
+	}
+	return total, nil
+}
+
+// write reads what lies together, and writes it to where it does not.
+func (c *copier) write(j copyJob, buf []byte) (total uint64, err error) {
+	var ready []byte // has been read and not been written
+	left := uint64(0)
 	for _, fr := range j.frs {
-		for fr.Start < fr.End && len(b) > 0 {
+		left += fr.Length()
+	}
+	for _, fr := range j.frs {
+		for fr.Start < fr.End {
+			if len(ready) == 0 {
+				ready = buf[:min(uint64(len(buf)), left)]
+				n, err := c.read(ready, j.off)
+				if err != nil {
+					return total, err
+				}
+				ready = ready[:n]
+				j.off += int64(n)
+				left -= uint64(n)
+			}
 			n, err := again(func() (int, error) {
-				return unix.Pwrite(j.into, b[:min(uint64(len(b)), fr.Length())], int64(fr.Start))
+				return unix.Pwrite(j.into, ready[:min(uint64(len(ready)), fr.Length())], int64(fr.Start))
 			})
 			if err == nil && n == 0 {
 				err = io.ErrShortWrite
@@ -141,7 +164,7 @@ func (j *copyJob) write(b []byte) (total uint64, err error) {
 			if err != nil {
 				return total, err
 			}
-			b = b[n:]
+			ready = ready[n:]
 			fr.Start += uint64(n)
 			total += uint64(n)
 		}
@@ -149,20 +172,13 @@ func (j *copyJob) write(b []byte) (total uint64, err error) {
 	return total, nil
 }
 
-// read fills a buffer from the pages, or returns what there is and why that is not all.
-func (c *copier) read(buf []byte, off int64) ([]byte, error) {
-	n := 0
-	for n < len(buf) {
-		m, err := again(func() (int, error) { return unix.Pread(c.fd, buf[n:], off+int64(n)) })
-		if err == nil && m == 0 {
-			err = io.EOF
-		}
-		if err != nil {
-			return buf[:n], err
-		}
-		n += m
+// read reads some of the pages.
+func (c *copier) read(b []byte, off int64) (int, error) {
+	n, err := again(func() (int, error) { return unix.Pread(c.fd, b, off) })
+	if err == nil && n == 0 {
+		err = io.EOF
 	}
-	return buf, nil
+	return n, err
 }
 
 func again(do func() (int, error)) (int, error) {

@@ -174,8 +174,9 @@ func TestCopierMaps(t *testing.T) {
 			t.Fatalf("job %d: %+v, %v", id, done, err)
 		}
 	}
-	// wrong has b begin where it was cut: as it is to lie in memory.
-	wrong := func(b []byte, cut int) { copy(b, slices.Concat(b[cut:], b[:cut])) }
+	image := bytes.Clone(content)
+	// turn has b begin where it was cut: as it is to lie in memory.
+	turn := func(b []byte, cut int) { copy(b, slices.Concat(b[cut:], b[:cut])) }
 	c.writing.Lock()
 	// Whole, and in two pieces that lie the other way round.
 	for at, id := little, 0; at < size; id++ {
@@ -191,7 +192,7 @@ func TestCopierMaps(t *testing.T) {
 				v[i].SetLen(int(r.Length()))
 			}
 			c.AddReadv(id, int64(at), uint64(n), into, frs, v)
-			wrong(content[at:at+n], n-4096)
+			turn(content[at:at+n], n-4096)
 		}
 		copied(id, n)
 		at += n
@@ -208,10 +209,20 @@ func TestCopierMaps(t *testing.T) {
 	}
 	// The image ends early.
 	c.writing.Lock()
-	defer c.writing.Unlock()
 	c.AddRead(2, size-4096, into, memmap.FileRange{Start: 0, End: 8192}, mem[:8192])
 	done, err := c.Wait(nil, 1)
 	if err != nil || len(done) != 1 || done[0].N != 4096 || !errors.Is(done[0].Err, io.EOF) {
 		t.Errorf("past the end: %+v, %v", done, err)
+	}
+	// What cannot be mapped for want of memory, as here what lies past the end of the file, waits until it can be written.
+	if err := to.Truncate(size - 4096); err != nil {
+		t.Fatal(err)
+	}
+	c.AddRead(3, size-8192, into, memmap.FileRange{Start: size - 8192, End: size}, mem[size-8192:size])
+	time.Sleep(20 * time.Millisecond)
+	c.writing.Unlock()
+	copied(3, 8192)
+	if !bytes.Equal(mem[size-8192:], image[size-8192:]) {
+		t.Error("what was written after all is something else")
 	}
 }
