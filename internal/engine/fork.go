@@ -262,7 +262,6 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 		}
 		fpForkDropped.Hit()
 	})
-	defer shot.drop()
 	shot.end(fpForkTaken.Hit())
 	stopped, err := stood.wait()
 	if err != nil {
@@ -276,8 +275,10 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 	e.finish(sb, op, err)
 	shot.runs(stopped, err)
 	if err := made.Wait(); err != nil {
+		shot.drop()
 		return nil, err
 	}
+	e.wg.Go(shot.drop) // nobody waits for it
 	return res, nil
 }
 
