@@ -205,7 +205,7 @@ func (p *pool) take(spec *protocol.Spec, cold bool) *spare {
 func (p *pool) takeFrom(c *class) *spare {
 	for len(c.ready) > 0 {
 		e := c.ready[0]
-		c.ready = c.ready[1:]
+		c.ready = slices.Delete(c.ready, 0, 1)
 		if e.meta.Sandbox.alive() && e.meta.Gofer.alive() {
 			return e
 		}
