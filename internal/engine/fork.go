@@ -234,7 +234,8 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 	if err != nil {
 		return nil, err
 	}
-	// The children are put on record, and their network cards and budgets made ready, while the source stands still.
+	// The children are put on record, and their network cards and budgets made ready, while the source stands still. One is also restored while the
+	// source is let run on.
 	shot := &instant{over: make(chan struct{}), ran: make(chan struct{})}
 	var res *ForkResult
 	var made errgroup.Group
@@ -262,6 +263,9 @@ func (e *Engine) Fork(ctx context.Context, c Caller, r ForkRequest, progress fun
 		}
 		fpForkDropped.Hit()
 	})
+	if r.Count > 1 { // they would keep the source from running on
+		_, _ = stood.wait()
+	}
 	shot.end(fpForkTaken.Hit())
 	stopped, err := stood.wait()
 	if err != nil {
