@@ -32,44 +32,40 @@ func stuckFork(t *testing.T, r *rig, f ForkRequest) (forked chan error, res **Fo
 // TestForkBesideThaw has a child restored while its source is still being let run on. It does not count, and the fork has not come to its
 // end, before it is.
 func TestForkBesideThaw(t *testing.T) {
-	for _, n := range []int{1} { // of several none begins before
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			ctx := t.Context()
-			r := newRig(t, nil)
-			r.create(alice, Spec{Name: "box"})
-			forked, res := stuckFork(t, r, ForkRequest{ID: "box", Name: "kid", Count: n})
-			const still = 50 * time.Millisecond
-			time.Sleep(still)
-			select {
-			case err := <-forked:
-				t.Fatalf("it ended while its source stood still: %v", err)
-			default:
-			}
-			all, _, err := r.List(ctx, alice, ListRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, sb := range all {
-				if sb.Name != "box" && sb.State == Running {
-					t.Errorf("%s is %s while its source stands still", sb.Name, sb.State)
-				}
-			}
-			r.world.Inject(fake.OpThaw, fake.Fault{})
-			if err := <-forked; err != nil {
-				t.Fatal(err)
-			}
-			if len((*res).Children) != n || (*res).Stopped < still {
-				t.Errorf("%d children, the source stood still for %v, want %d and %v at least", len((*res).Children), (*res).Stopped, n, still)
-			}
-			for i, ch := range (*res).Children {
-				if ch.Err != nil || ch.Sandbox.State != Running {
-					t.Errorf("child %d: %+v, %v", i, ch.Sandbox, ch.Err)
-				}
-			}
-			if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box"}, nil); err != nil {
-				t.Errorf("the source afterwards: %v", err)
-			}
-		})
+	ctx := t.Context()
+	r := newRig(t, nil)
+	r.create(alice, Spec{Name: "box"})
+	forked, res := stuckFork(t, r, ForkRequest{ID: "box", Name: "kid"})
+	const still = 50 * time.Millisecond
+	time.Sleep(still)
+	select {
+	case err := <-forked:
+		t.Fatalf("it ended while its source stood still: %v", err)
+	default:
+	}
+	all, _, err := r.List(ctx, alice, ListRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sb := range all {
+		if sb.Name != "box" && sb.State == Running {
+			t.Errorf("%s is %s while its source stands still", sb.Name, sb.State)
+		}
+	}
+	r.world.Inject(fake.OpThaw, fake.Fault{})
+	if err := <-forked; err != nil {
+		t.Fatal(err)
+	}
+	if len((*res).Children) != 1 || (*res).Stopped < still {
+		t.Errorf("%d children, the source stood still for %v, want 1 and %v at least", len((*res).Children), (*res).Stopped, still)
+	}
+	for i, ch := range (*res).Children {
+		if ch.Err != nil || ch.Sandbox.State != Running {
+			t.Errorf("child %d: %+v, %v", i, ch.Sandbox, ch.Err)
+		}
+	}
+	if _, err := r.Snapshot(ctx, alice, SnapshotRequest{ID: "box"}, nil); err != nil {
+		t.Errorf("the source afterwards: %v", err)
 	}
 }
 
